@@ -3,12 +3,14 @@
 import asyncio
 import shutil
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
+import pytest
+from tritonclient.grpc import service_pb2 as pb
 
 from adapter.core.oom import Classifier
 from adapter.core.triton_errors import Faults
@@ -29,7 +31,8 @@ from tests.grpc_calls import SERVICE, infer_request
 
 INFER, STREAM = f"/{SERVICE}/ModelInfer", f"/{SERVICE}/ModelStreamInfer"
 SECONDS = 10
-MAX_MESSAGE = 32 * 2**20
+MIB = 2**20
+MAX_MESSAGE = 32 * MIB
 NO_LIMITS = (("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1))
 
 
@@ -51,45 +54,42 @@ class ProxySetup:
         """Of those in flight, for how many nobody waits any more."""
         return self.fakes.control.registry.serving(name).usage.abandoned
 
-    def counted(self, code: str, method: str = "ModelInfer") -> float | None:
-        labels = {"frontend": "grpc_data", "method": method, "code": code}
+    def counted(
+        self, code: str, method: str = "ModelInfer", frontend: str = "grpc_data"
+    ) -> float | None:
+        """Calls that went to Triton directly; those of the fallback server are `grpc`'s."""
+        labels = {"frontend": frontend, "method": method, "code": code}
         return self.fakes.metrics.registry.get_sample_value("triton_adapter_requests_total", labels)
 
     async def until_counted(self, code: str) -> None:
-        async with asyncio.timeout(SECONDS):
-            while not self.counted(code):  # noqa: ASYNC110 - no event tells
-                await asyncio.sleep(0.01)
+        await until(lambda: self.counted(code))
 
     async def until_abandoned(self, name: str) -> None:
-        async with asyncio.timeout(SECONDS):
-            while not self.abandoned(name):  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+        await until(lambda: self.abandoned(name))
 
     async def until_free(self, name: str) -> None:
-        """Of inferences; bounded."""
-        async with asyncio.timeout(SECONDS):
-            while self.in_flight(name):  # noqa: ASYNC110 - no event tells
-                await asyncio.sleep(0.01)
-
-    async def until_linkless(self) -> None:
-        """No connection goes on from any caller's; bounded."""
-        async with asyncio.timeout(SECONDS):
-            while any(session.upstreams for session in self.server._sessions):  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+        """Wait until no inference is in flight."""
+        await until(lambda: not self.in_flight(name))
 
     async def until_at_rest(self) -> None:
-        """No inference, no connection, no task is left; bounded."""
+        """Wait until no inference, no connection and no task is left."""
         for name in ("m", "team/a"):
             await self.until_free(name)
-        async with asyncio.timeout(SECONDS):
-            for session in list(self.server._sessions):
+        for session in list(self.server._sessions):
+            async with asyncio.timeout(SECONDS):
                 await session.ended.wait()
-                assert session.streams == {}
-                assert session.upstreams == []
-                assert session.buffered == 0
-            assert self.server._context.budget.held == 0
-            while self.server._context.tasks:  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+            assert session.streams == {}
+            assert session.upstreams == []
+            assert session.buffered == 0
+        assert self.server._context.budget.held == 0
+        await until(lambda: not self.server._context.tasks)
+
+
+async def until(condition: Callable[[], object], seconds: float = SECONDS) -> None:
+    """Wait until the condition is true, which no event tells."""
+    async with asyncio.timeout(seconds):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
 
 
 class _Recorded(_Echo):
@@ -177,10 +177,25 @@ async def proxy_before(
         shutil.rmtree(folder)
 
 
+async def echo(message: bytes, _: Any) -> bytes:
+    """Answer with the name, the id and the tensors of the request."""
+    asked = pb.ModelInferRequest.FromString(message)
+    return pb.ModelInferResponse(
+        model_name=asked.model_name, id=asked.id, raw_output_contents=asked.raw_input_contents
+    ).SerializeToString()
+
+
 @asynccontextmanager
 async def channel_to(address: str) -> AsyncIterator[grpc.aio.Channel]:
     async with grpc.aio.insecure_channel(address, options=NO_LIMITS) as channel:
         yield channel
+
+
+async def refusal(call: Awaitable[object]) -> tuple[str, str]:
+    """Return the code and the text of a call that must fail."""
+    with pytest.raises(grpc.aio.AioRpcError) as raised:
+        await call
+    return raised.value.code().name, raised.value.details()
 
 
 def request_of(name: str = "m", *values: float, **fields: Any) -> bytes:
@@ -208,6 +223,39 @@ def head_of(path: str = INFER, *more: tuple[bytes, bytes]) -> bytes:
 
 def frame(kind: int, flags: int = 0, stream_id: int = 0, payload: bytes = b"") -> bytes:
     return frames.head(len(payload), kind, flags, stream_id) + payload
+
+
+def begin(stream_id: int, path: str = INFER, *more: tuple[bytes, bytes]) -> bytes:
+    """Return the HEADERS of a call."""
+    return frames.header_block(stream_id, head_of(path, *more), end=False)
+
+
+def complete(stream_id: int, *name: str) -> bytes:
+    """Return the message of an inference, which ends its stream."""
+    return frame(frames.DATA, frames.END_STREAM, stream_id, prefixed(request_of(*name)))
+
+
+def request(stream_id: int, *name: str) -> bytes:
+    return begin(stream_id) + complete(stream_id, *name)
+
+
+def big_request(name: str, size: int) -> bytes:
+    asked = pb.ModelInferRequest(model_name=name, raw_input_contents=[bytes(size)])
+    return asked.SerializeToString()
+
+
+def data_frames(stream_id: int, message: bytes, size: int = frames.FRAME_BYTES) -> list[bytes]:
+    """Return the message in DATA frames of this size, of which the last one ends the stream."""
+    starts = range(0, len(message), size)
+    return [
+        frame(frames.DATA, int(start == starts[-1]), stream_id, message[start : start + size])
+        for start in starts
+    ]
+
+
+def status(block: bytes) -> int:
+    """Return the gRPC status of trailers as the adapter writes them."""
+    return int(block.split(b"grpc-status")[1][1:3].lstrip(b"\1\2").split(b"\0")[0])
 
 
 @dataclass
@@ -243,6 +291,24 @@ class Wire:
             if found[0] == kind and stream_id in {None, found[2]}:
                 return found[1:]
         raise AssertionError(f"no frame {kind} in {[found[:3] for found in self.got]}")
+
+    async def reset_of(self, stream_id: int) -> int:
+        """The code with which the stream is reset."""
+        _, _, code = await self.until(frames.RST_STREAM, stream_id)
+        return int.from_bytes(code)
+
+    async def round_trip(self) -> None:
+        """All that was sent before has been handled: a PING behind it is answered."""
+        self.send(frames.ping(b"all here"))
+        while (await self.until(frames.PING))[2] != b"all here":
+            pass
+
+    async def data(self, stream_id: int, size: int) -> bytes:
+        """At least so many bytes of DATA."""
+        found = b""
+        while len(found) < size:
+            found += (await self.until(frames.DATA, stream_id))[2]
+        return found
 
     async def ended_with(self) -> int:
         """The code of GOAWAY, and the end of the connection after it."""

@@ -12,9 +12,8 @@ from adapter.errors import BackendUnavailable
 from adapter.frontends.access import Access
 from adapter.frontends.grpc.calls import GrpcCall, GrpcCalls, MessageLimits
 from adapter.telemetry.metrics import Metrics
-from tests.frontends.grpc.h2_client import h2_to
-from tests.frontends.grpc.proxy_listener import INFER
-from tests.frontends.http.listener import until
+from tests.frontends.grpc.h2_client import Answer, h2_to
+from tests.frontends.grpc.proxy_listener import INFER, until
 
 METHOD = "ModelStreamInfer"
 KINDS = ("unary", "stream")
@@ -65,41 +64,37 @@ async def test_caller_leaving_before_write_counts_as_cancelled(caplog):
     assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
 
 
-@pytest.mark.parametrize("kind", KINDS)
-async def test_a_refusal_is_headers_alone_which_a_proxy_can_retry(kind):
-    """Envoy looks for the header that allows a retry in the first HEADERS, not in trailers."""
+async def fail(error: BaseException, kind: str) -> Answer:
+    """Return the answer to a call of this kind whose work ends with the error."""
 
     async def act(*_: object) -> bytes:
-        raise BackendUnavailable("stopping", delivered=False)
+        raise error
 
     async with serving(Metrics(), act, kind, INFER) as address, h2_to(address) as client:
         client.head(1)
         client.data(1, b"x")
         [answer] = (await client.until_all()).values()
-
     assert answer.is_over
     assert answer.data == b""
-    [head] = answer.headers
+    return answer
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_refusal_is_headers_alone_which_a_proxy_can_retry(kind):
+    """Envoy looks for the header that allows a retry in the first HEADERS, not in trailers."""
+    [head] = (await fail(BackendUnavailable("stopping", delivered=False), kind)).headers
     assert (head["grpc-status"], head["x-triton-adapter-not-started"]) == ("14", "1")
 
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_caller_is_answered_when_shared_work_is_cancelled(kind):
     """A task that ends with CancelledError by itself makes gRPC answer nothing."""
+    answer = await fail(asyncio.CancelledError(), kind)
+    text = "BackendUnavailable: what this call waited for was cancelled; try again"
+    assert (answer.status, answer.text) == (14, text)
 
-    async def act(*_: object) -> bytes:
-        work = asyncio.get_running_loop().create_future()
-        work.cancel()
-        await work
-        return b""
 
-    async with serving(Metrics(), act, kind, INFER) as address, h2_to(address) as client:
-        client.head(1)
-        client.data(1, b"x")
-        [answer] = (await client.until_all()).values()
-
-    [head] = answer.headers
-    assert (head["grpc-status"], head["grpc-message"]) == (
-        "14",
-        "BackendUnavailable: what this call waited for was cancelled; try again",
-    )
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_bug_is_internal_and_keeps_its_details(kind):
+    answer = await fail(KeyError("secret"), kind)
+    assert (answer.status, answer.text) == (13, "InternalError: internal error; see the log")

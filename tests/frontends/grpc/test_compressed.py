@@ -11,15 +11,14 @@ from adapter.relay import frames
 from tests.cases import case
 from tests.frontends.grpc.proxy_listener import (
     INFER,
+    begin,
+    echo,
     frame,
-    head_of,
     prefixed,
-    proxy_before,
     request_of,
+    status,
     wire_to,
 )
-from tests.frontends.grpc.test_proxy import echo
-from tests.frontends.grpc.test_proxy_ends import status
 
 RESOURCE_EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]
 KIB = 2**10
@@ -38,7 +37,7 @@ async def call(proxy, data: bytes, encoding: bytes | None, piece_bytes: int = 2*
     async with wire_to(proxy.address) as wire:
         wire.greet({frames.INITIAL_WINDOW_SIZE: 2**24})
         wire.send(frames.window_update(0, 2**24))
-        wire.send(frames.header_block(1, head_of(INFER, *named), end=False))
+        wire.send(begin(1, INFER, *named))
         for at in range(0, len(data), piece_bytes):
             end = frames.END_STREAM if at + piece_bytes >= len(data) else 0
             wire.send(frame(frames.DATA, end, 1, data[at : at + piece_bytes]))
@@ -47,60 +46,55 @@ async def call(proxy, data: bytes, encoding: bytes | None, piece_bytes: int = 2*
 
 @pytest.mark.parametrize("encoding", ENCODERS)
 @pytest.mark.parametrize("piece_bytes", [1, 7, 40, 2**14])
-async def test_small_compressed_request_goes_to_triton_directly(encoding, piece_bytes):
+async def test_small_compressed_request_goes_to_triton_directly(proxy, encoding, piece_bytes):
     message = request_of("m", 1.0, 2.0, id="7")
     data = compressed(ENCODERS[encoding](message))
-    async with proxy_before(echo) as proxy:
-        answer, trailers = await call(proxy, data, encoding, piece_bytes)
-        assert status(trailers) == 0
-        assert answer[5:] == await echo(message, None)
-        assert proxy.counted("OK") == 1
-        await proxy.until_at_rest()
+    answer, trailers = await call(proxy, data, encoding, piece_bytes)
+    assert status(trailers) == 0
+    assert answer[5:] == await echo(message, None)
+    assert proxy.counted("OK") == 1
+    await proxy.until_at_rest()
 
 
-async def test_plain_request_of_compressing_client_goes_directly():
+async def test_plain_request_of_compressing_client_goes_directly(proxy):
     """A client may send messages as they are though its header names an encoding."""
     message = request_of("m", 1.0)
-    async with proxy_before(echo) as proxy:
-        answer, trailers = await call(proxy, prefixed(message), b"gzip")
-        assert (status(trailers), answer[5:]) == (0, await echo(message, None))
-        assert proxy.counted("OK") == 1
+    answer, trailers = await call(proxy, prefixed(message), b"gzip")
+    assert (status(trailers), answer[5:]) == (0, await echo(message, None))
+    assert proxy.counted("OK") == 1
 
 
-async def test_large_compressed_request_goes_to_fallback_server():
+async def test_large_compressed_request_goes_to_fallback_server(proxy):
     """Decompressing it would take milliseconds of the event loop."""
     drawn = random.Random(1)
     cases = {
         "much of little": request_of("m", *[1.0] * (100 * KIB)),
         "little of much": request_of("m", *[drawn.random() for _ in range(100 * KIB)]),
     }
-    async with proxy_before(echo) as proxy:
-        for name, message in cases.items():
-            with case(name):
-                answer, trailers = await call(proxy, compressed(gzip.compress(message)), b"gzip")
-                assert (status(trailers), answer[5:]) == (0, await echo(message, None))
-                assert not proxy.counted("OK")
-                await proxy.until_at_rest()
+    for name, message in cases.items():
+        with case(name):
+            answer, trailers = await call(proxy, compressed(gzip.compress(message)), b"gzip")
+            assert (status(trailers), answer[5:]) == (0, await echo(message, None))
+            assert not proxy.counted("OK")
+            await proxy.until_at_rest()
 
 
-async def test_compressed_request_of_renamed_model_is_answered():
+async def test_compressed_request_of_renamed_model_is_answered(proxy):
     """The fallback server gets it decompressed: content-length does not fit any more."""
     message = request_of("team/a", 1.0)
-    async with proxy_before(echo) as proxy:
-        answer, trailers = await call(proxy, compressed(gzip.compress(message)), b"gzip")
-        assert status(trailers) == 0
-        assert b"team/a" in answer
+    answer, trailers = await call(proxy, compressed(gzip.compress(message)), b"gzip")
+    assert status(trailers) == 0
+    assert b"team/a" in answer
 
 
-async def test_compressed_request_over_limit_is_refused():
+async def test_compressed_request_over_limit_is_refused(proxy):
     data = compressed(gzip.compress(request_of("m", *[1.0] * (10 * KIB * KIB))))
-    async with proxy_before(echo) as proxy:
-        _, trailers = await call(proxy, data, b"gzip")
-        assert status(trailers) == RESOURCE_EXHAUSTED
-        await proxy.until_at_rest()
+    _, trailers = await call(proxy, data, b"gzip")
+    assert status(trailers) == RESOURCE_EXHAUSTED
+    await proxy.until_at_rest()
 
 
-async def test_badly_compressed_request_is_refused_and_others_go_on():
+async def test_badly_compressed_request_is_refused_and_others_go_on(proxy):
     message = request_of("m", 1.0)
     good = gzip.compress(message)
     cases = {
@@ -113,11 +107,10 @@ async def test_badly_compressed_request_is_refused_and_others_go_on():
         "nothing was compressed": (compressed(b""), b"gzip"),
         "it is no inference": (compressed(gzip.compress(b"\xff" * 20)), b"gzip"),
     }
-    async with proxy_before(echo) as proxy:
-        for name, (data, encoding) in cases.items():
-            with case(name):
-                _, trailers = await call(proxy, data, encoding)
-                assert status(trailers) != 0
-                _, trailers = await call(proxy, compressed(good), b"gzip")
-                assert status(trailers) == 0
-        await proxy.until_at_rest()
+    for name, (data, encoding) in cases.items():
+        with case(name):
+            _, trailers = await call(proxy, data, encoding)
+            assert status(trailers) != 0
+            _, trailers = await call(proxy, compressed(good), b"gzip")
+            assert status(trailers) == 0
+    await proxy.until_at_rest()

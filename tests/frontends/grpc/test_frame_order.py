@@ -3,19 +3,14 @@
 RFC 9113 section 5.1.1 orders the numbers of streams as they begin, and nothing orders their DATA.
 """
 
-import asyncio
 import itertools
-from contextlib import closing
 
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
 from tests.cases import case
-from tests.frontends.grpc.h2_client import H2Client, cut, h2_to, prefixed
-from tests.frontends.grpc.proxy_listener import proxy_before, request_of
-from tests.frontends.grpc.test_proxy import echo
-from tests.running import embedded_adapter
-from tests.trees import write_python_model
+from tests.frontends.grpc.h2_client import H2Client, cut, h2_to
+from tests.frontends.grpc.proxy_listener import prefixed, request_of
 
 IDS = (1, 3, 5)
 NOT_FOUND = 5
@@ -67,36 +62,9 @@ async def check(client: H2Client, names) -> None:
         assert (found.model_name, found.id) == (name, str(of))
 
 
-async def test_every_call_is_answered_in_whatever_order_its_data_comes():
-    async with proxy_before(echo) as proxy:
-        for order, models, pieces in itertools.product(ORDERS, MODELS, (1, 3)):
-            with case(order.id, models, pieces):
-                async with h2_to(proxy.address) as client:
-                    play(client, *order.values, MODELS[models], pieces)
-                    await check(client, MODELS[models])
-
-
-@pytest.fixture(scope="module")
-def adapter(tmp_path_factory):
-    root = tmp_path_factory.mktemp("models")
-    with embedded_adapter(f"--model-roots={root}", "--grpc-data=127.0.0.1:0") as running:
-        with closing(running.client()) as client:
-            for name in ("m", "team/a"):
-                path = write_python_model(root / name.replace("/", "_"))
-                assert client.load(name, path).status == 200
-        yield running
-
-
-@pytest.mark.triton
-@pytest.mark.parametrize("listener", ["grpc", "grpc_data"])
-@pytest.mark.parametrize(("steps", "order"), ORDERS)
-def test_every_call_is_answered_by_triton_in_whatever_order_its_data_comes(
-    adapter, listener, steps, order
-):
-    async def ask_all() -> None:
-        for names in MODELS.values():
-            async with h2_to(adapter.listeners[listener]) as client:
-                play(client, steps, order, names, 1)
-                await check(client, names)
-
-    asyncio.run(ask_all())
+async def test_every_call_is_answered_in_whatever_order_its_data_comes(proxy):
+    for order, models, pieces in itertools.product(ORDERS, MODELS, (1, 3)):
+        with case(order.id, models, pieces):
+            async with h2_to(proxy.address) as client:
+                play(client, *order.values, MODELS[models], pieces)
+                await check(client, MODELS[models])

@@ -7,8 +7,6 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from tests.builds import build, built
-from tests.frontends.grpc.proxy_listener import proxy_before
-from tests.frontends.grpc.test_proxy import echo
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -46,17 +44,16 @@ def h2spec(pytestconfig) -> Path:
     return folder / "h2spec"
 
 
-async def test_the_listener_is_an_http_2_server_as_h2spec_has_it(h2spec, tmp_path):
+async def test_the_listener_is_an_http_2_server_as_h2spec_has_it(proxy, h2spec, tmp_path):
     report = tmp_path / "report.xml"
-    async with proxy_before(echo) as proxy:
-        host, port = proxy.address.split(":")
-        asked = ("generic", "hpack", "http2", "--host", host, "--port", port)
-        # headers so large that five of them are more than a frame may have; seconds to answer
-        limits = ("--max-header-length", "16000", "--timeout", "5")
-        process = await asyncio.create_subprocess_exec(
-            h2spec, *asked, *limits, "--junit-report", report, stdout=asyncio.subprocess.PIPE
-        )
-        said, _ = await process.communicate()
+    host, port = proxy.address.split(":")
+    asked = ("generic", "hpack", "http2", "--host", host, "--port", port)
+    # headers so large that five of them are more than a frame may have; seconds to answer
+    limits = ("--max-header-length", "16000", "--timeout", "5")
+    process = await asyncio.create_subprocess_exec(
+        h2spec, *asked, *limits, "--junit-report", report, stdout=asyncio.subprocess.PIPE
+    )
+    said, _ = await process.communicate()
     cases = ET.parse(report).findall(".//testcase")  # noqa: S314 - h2spec's own
     failed = {
         (case.get("package"), case.get("classname"))

@@ -21,16 +21,19 @@ from tests.fakes.http2_triton import GOOD, HEAD, answer, scripted_triton
 from tests.frontends.grpc.proxy_listener import (
     INFER,
     Wire,
+    begin,
+    big_request,
     channel_to,
+    complete,
+    echo,
     frame,
     head_of,
     prefixed,
     proxy_before,
+    request,
     request_of,
     wire_to,
 )
-from tests.frontends.grpc.test_proxy import echo
-from tests.frontends.grpc.test_proxy_flow_control import big_request
 from tests.running import COMPLETE, embedded_adapter
 from tests.trees import write_python_model
 
@@ -42,20 +45,12 @@ TABLE_TRAILERS = b"\x40\x06x-late\x011"
 FIRST_OF_TABLE = b"\xbe"
 
 
-def begin(stream_id: int, path: str = INFER, *more: tuple[bytes, bytes]) -> bytes:
-    return frames.header_block(stream_id, head_of(path, *more), end=False)
-
-
-def complete(stream_id: int) -> bytes:
-    return frame(frames.DATA, frames.END_STREAM, stream_id, prefixed(request_of()))
-
-
 async def reset_incomplete(wire: Wire) -> None:
     wire.send(begin(ENDED), frames.reset(ENDED, Code.CANCEL))
 
 
 async def reset_complete(wire: Wire) -> None:
-    wire.send(begin(ENDED), complete(ENDED), frames.reset(ENDED, Code.CANCEL))
+    wire.send(request(ENDED), frames.reset(ENDED, Code.CANCEL))
 
 
 async def reset_half_sent(wire: Wire) -> None:
@@ -64,11 +59,11 @@ async def reset_half_sent(wire: Wire) -> None:
 
 
 async def send_whole(wire: Wire) -> None:
-    wire.send(begin(ENDED), complete(ENDED))
+    wire.send(request(ENDED))
 
 
 async def be_answered(wire: Wire) -> None:
-    wire.send(begin(ENDED), complete(ENDED))
+    wire.send(request(ENDED))
     await wire.answer(ENDED)
 
 
@@ -121,7 +116,7 @@ async def innocents_are_answered(address: str, end: str, late: str) -> bool:
         wire.greet()
         wire.send(begin(EARLIER))
         await ENDINGS[end](wire)
-        wire.send(LATE[late], complete(EARLIER), begin(LATER), complete(LATER))
+        wire.send(LATE[late], complete(EARLIER), request(LATER))
         return await statuses(wire, EARLIER, LATER) == {EARLIER: OK, LATER: OK}
 
 
@@ -147,22 +142,19 @@ async def statuses(wire: Wire, *stream_ids: int) -> dict[int, bytes]:
     return {stream_id: found[stream_id] for stream_id in stream_ids if stream_id in found}
 
 
-async def test_late_frames_cost_no_other_call():
-    async with proxy_before(echo) as proxy:
-        for end, late in product(ENDINGS, LATE):
-            with case(end, late):
-                assert await innocents_are_answered(proxy.address, end, late)
-        await proxy.until_free("m")
+async def test_late_frames_cost_no_other_call(proxy):
+    for end, late in product(ENDINGS, LATE):
+        with case(end, late):
+            assert await innocents_are_answered(proxy.address, end, late)
+    await proxy.until_free("m")
 
 
-async def test_late_data_is_answered_by_one_reset():
+async def test_late_data_is_answered_by_one_reset(proxy, wire):
     """RFC 9113 section 5.4.2: a second RST_STREAM could cross with another one for ever."""
-    async with proxy_before(echo) as proxy, wire_to(proxy.address) as wire:
-        wire.greet()
-        await reset_incomplete(wire)
-        wire.send(LATE["DATA without END_STREAM"] * 5, begin(LATER), complete(LATER))
-        assert await statuses(wire, LATER) == {LATER: OK}
-        assert [frame[2] for frame in wire.got if frame[0] == frames.RST_STREAM] == [ENDED]
+    await reset_incomplete(wire)
+    wire.send(LATE["DATA without END_STREAM"] * 5, request(LATER))
+    assert await statuses(wire, LATER) == {LATER: OK}
+    assert [frame[2] for frame in wire.got if frame[0] == frames.RST_STREAM] == [ENDED]
 
 
 async def test_late_frames_of_a_refused_stream_cost_nothing(monkeypatch):
@@ -176,11 +168,11 @@ async def test_late_frames_of_a_refused_stream_cost_nothing(monkeypatch):
                 assert await statuses(wire, EARLIER) == {EARLIER: OK}
 
 
-async def test_late_trailers_still_change_the_table():
+async def test_late_trailers_still_change_the_table(proxy):
     """RFC 9113 section 4.3: header blocks of a closed stream are decoded for what they change."""
     trailers = frames.header_block(ENDED, TABLE_TRAILERS, end=True)
     again = frames.header_block(LATER, head_of()[1:] + FIRST_OF_TABLE, end=False)
-    async with proxy_before(echo) as proxy, wire_to(proxy.address) as wire:
+    async with wire_to(proxy.address) as wire:
         wire.send(frames.PREFACE, frames.settings({}))
         wire.send(frames.header_block(ENDED, head_of()[1:], end=False))
         wire.send(frames.reset(ENDED, Code.CANCEL), trailers, again, complete(LATER))
@@ -199,8 +191,8 @@ FLOOD_FRAMES = 21_000  # more than a second's budget of glitches
 
 
 @pytest.mark.usefixtures("one_second")
-async def test_floods_of_late_frames_end_their_connection():
-    async with proxy_before(echo) as proxy, channel_to(proxy.address) as others:
+async def test_floods_of_late_frames_end_their_connection(proxy):
+    async with channel_to(proxy.address) as others:
         for name, late in FLOODS.items():
             with case(name):
                 async with wire_to(proxy.address) as wire:
@@ -212,15 +204,13 @@ async def test_floods_of_late_frames_end_their_connection():
 
 
 @pytest.mark.usefixtures("one_second")
-async def test_a_flood_of_cancels_with_data_behind_ends_its_connection():
+async def test_a_flood_of_cancels_with_data_behind_ends_its_connection(proxy, wire):
     """Each has a stream of its own, which is answered by one RST_STREAM."""
-    async with proxy_before(echo) as proxy, wire_to(proxy.address) as wire:
-        wire.greet()
-        for stream_id in range(1, 2 * FLOOD_FRAMES, 2):
-            data = frame(frames.DATA, frames.END_STREAM, stream_id, prefixed(request_of()))
-            wire.send(begin(stream_id), frames.reset(stream_id, Code.CANCEL), data)
-        assert await wire.ended_with() == Code.ENHANCE_YOUR_CALM
-        await proxy.until_at_rest()
+    for stream_id in range(1, 2 * FLOOD_FRAMES, 2):
+        data = complete(stream_id)
+        wire.send(begin(stream_id), frames.reset(stream_id, Code.CANCEL), data)
+    assert await wire.ended_with() == Code.ENHANCE_YOUR_CALM
+    await proxy.until_at_rest()
 
 
 # what Triton may have sent before it learned that its stream was reset
@@ -248,13 +238,13 @@ async def test_late_frames_of_triton_cost_no_other_call():
         with case(late):
             async with (
                 proxy_before(echo) as proxy,
-                scripted_triton(proxy) as behind,
+                scripted_triton(proxy) as upstream,
                 wire_to(proxy.address) as wire,
             ):
                 wire.greet()
                 wire.send(begin(EARLIER), half)
-                triton = await behind.accepted()
-                wire.send(begin(LATER), complete(LATER))
+                triton = await upstream.accepted()
+                wire.send(request(LATER))
                 await triton.until(frames.DATA, 3)
                 wire.send(frames.reset(EARLIER, Code.CANCEL))
                 await triton.until(frames.RST_STREAM, 1)

@@ -93,10 +93,9 @@ async def asked(address: str, message: bytes = b"x", seconds: float = SECONDS) -
 
 async def test_two_servers_do_not_share_a_port(listeners, proxy):
     await listeners.open_grpc("grpc", parse_address("127.0.0.1:0"), [], proxy)
+    taken = parse_address(listeners.addresses["grpc"])
     with pytest.raises(OSError, match="cannot listen"):
-        await listeners.open_grpc(
-            "grpc_data", parse_address(listeners.addresses["grpc"]), [], proxy
-        )
+        await listeners.open_grpc("grpc_data", taken, [], proxy)
 
 
 async def test_a_socket_that_a_killed_run_left_is_taken_over(listeners, proxy, folder):

@@ -13,16 +13,18 @@ from tests.frontends.grpc.proxy_listener import (
     INFER,
     STREAM,
     ProxySetup,
+    begin,
     channel_to,
+    complete,
+    echo,
     frame,
-    head_of,
     prefixed,
     proxy_before,
+    refusal,
     request_of,
+    until,
     wire_to,
 )
-from tests.frontends.grpc.test_proxy import echo, refusal
-from tests.frontends.grpc.test_proxy_limits import until
 
 TWO = 2**20  # the budget of which two streams fill a share
 FIGURES = "2 open streams hold 131072 of 131072 bytes (one 8th of max_inflight_body_bytes, and"
@@ -86,7 +88,7 @@ async def test_refused_stream_is_unavailable_to_blocking_client():
     ):
         for wire in (first, second):
             wire.greet()
-            wire.send(frames.header_block(1, head_of(STREAM), end=False))
+            wire.send(begin(1, STREAM))
         await until(lambda: budget_of(proxy).held == TWO // 8)
         for _ in range(10):
             error = await asyncio.to_thread(call_in_thread, proxy.address)
@@ -102,7 +104,7 @@ async def test_connection_with_most_streams_makes_room_for_another():
         channel_to(proxy.address) as third,
     ):
         wire.greet()
-        wire.send(*(frames.header_block(i, head_of(STREAM), end=False) for i in (1, 3)))
+        wire.send(*(begin(i, STREAM) for i in (1, 3)))
         wire.send(frame(frames.DATA, 0, 3, prefixed(request_of("m"))))
         await wire.until(frames.DATA, 3)
         call = other.stream_stream(STREAM)()
@@ -115,7 +117,7 @@ async def test_connection_with_most_streams_makes_room_for_another():
         with pytest.raises(grpc.aio.AioRpcError, match="TooManyWaiting") as error:
             await refused.read()
         assert FIGURES in error.value.details()
-        wire.send(frame(frames.DATA, frames.END_STREAM, 1, prefixed(request_of("m"))))
+        wire.send(complete(1, "m"))
         assert (await wire.answer(1))[0]
         await call.done_writing()
         assert await call.read() is grpc.aio.EOF
@@ -129,7 +131,7 @@ async def test_calls_are_served_beside_as_many_streams_as_may_be_open():
         channel_to(proxy.address) as channel,
     ):
         wire.greet()
-        wire.send(*(frames.header_block(i, head_of(STREAM), end=False) for i in (1, 3, 5)))
+        wire.send(*(begin(i, STREAM) for i in (1, 3, 5)))
         _, trailers = await wire.answer(5)
         assert FIGURES.encode() in trailers
         for name in ("m", "team/a"):  # to Triton itself, and not
@@ -161,7 +163,7 @@ async def test_a_stream_that_has_ended_in_any_way_counts_no_more(end):
 
     async with proxy_before(act) as proxy, wire_to(proxy.address) as wire:
         wire.greet()
-        wire.send(*(frames.header_block(i, head_of(STREAM), end=False) for i in (1, 3)))
+        wire.send(*(begin(i, STREAM) for i in (1, 3)))
         await until(lambda: budget_of(proxy).held == 2 * 2**16)
         if ENDS[end]:
             wire.send(ENDS[end])
@@ -173,7 +175,7 @@ async def test_a_stream_that_has_ended_in_any_way_counts_no_more(end):
 async def test_a_connection_to_the_server_behind_that_breaks_ends_its_streams():
     async with proxy_before(each) as proxy, wire_to(proxy.address) as wire:
         wire.greet()
-        wire.send(frames.header_block(1, head_of(STREAM), end=False))
+        wire.send(begin(1, STREAM))
         await until(lambda: budget_of(proxy).held == 2**16)
         (session,) = proxy.server._sessions
         await until(lambda: session.upstreams[0].was_open)

@@ -10,14 +10,13 @@ from adapter.relay import frames
 from adapter.relay.frames import Code
 from tests.frontends.grpc.proxy_listener import (
     STREAM,
+    begin,
     frame,
     head_of,
     prefixed,
-    proxy_before,
     request_of,
     wire_to,
 )
-from tests.frontends.grpc.test_proxy import echo
 from tests.frontends.grpc.test_proxy_floods import continuations, heads, settings, tiny_data
 
 PACKAGES = ("adapter.relay", "adapter.runtime", "adapter.frontends.grpc")
@@ -35,10 +34,7 @@ def call(i: int, message: bytes = SMALL, path: str | None = None, *, end: bool =
 
 WAYS = {
     "answered": b"".join(map(call, range(1, 41, 2))),
-    "reset": b"".join(
-        frames.header_block(i, head_of(), end=False) + frames.reset(i, Code.CANCEL)
-        for i in range(1, 201, 2)
-    ),
+    "reset": b"".join(begin(i) + frames.reset(i, Code.CANCEL) for i in range(1, 201, 2)),
     "reset behind the request": b"".join(
         call(i) + frames.reset(i, Code.CANCEL) for i in range(1, 41, 2)
     ),
@@ -77,21 +73,20 @@ def count_objects() -> tuple[Counter[str], int]:
     return ours, sys.getallocatedblocks()
 
 
-async def test_connections_leave_nothing_behind_however_they_end(caplog):
+async def test_connections_leave_nothing_behind_however_they_end(proxy, caplog):
     """A first round fills what is made once and kept; a second one must add nothing."""
-    async with proxy_before(echo) as proxy:
 
-        async def play(rounds: int) -> tuple[Counter[str], int]:
-            for _ in range(rounds):
-                await asyncio.gather(*(connect_once(proxy.address, way) for way in WAYS.values()))
-            await proxy.until_at_rest()
-            async with asyncio.timeout(20):
-                while proxy.server._sessions:  # noqa: ASYNC110 - the listener forgets in its tick
-                    await asyncio.sleep(0.05)
-            return count_objects()
+    async def play(rounds: int) -> tuple[Counter[str], int]:
+        for _ in range(rounds):
+            await asyncio.gather(*(connect_once(proxy.address, way) for way in WAYS.values()))
+        await proxy.until_at_rest()
+        async with asyncio.timeout(20):
+            while proxy.server._sessions:  # noqa: ASYNC110 - the listener forgets in its tick
+                await asyncio.sleep(0.05)
+        return count_objects()
 
-        first = await play(4)
-        second = await play(8)
-        assert second[0] == first[0]
-        assert second[1] <= first[1] * 1.01
+    first = await play(4)
+    second = await play(8)
+    assert second[0] == first[0]
+    assert second[1] <= first[1] * 1.01
     assert [record for record in caplog.records if record.exc_info] == []

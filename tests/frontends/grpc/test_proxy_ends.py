@@ -1,8 +1,6 @@
 """How requests and connections of the gRPC proxy end: time limits, GOAWAY, floods, its close."""
 
 import asyncio
-import tempfile
-from pathlib import Path
 
 import grpc
 import pytest
@@ -12,23 +10,19 @@ from adapter.relay.frames import Code
 from tests.fakes.http2_triton import GOOD, HEAD, answer, pour, scripted_triton, untouched
 from tests.frontends.grpc.proxy_listener import (
     INFER,
+    begin,
     channel_to,
+    complete,
+    echo,
     frame,
     head_of,
-    prefixed,
     proxy_before,
+    refusal,
+    request,
     request_of,
+    status,
     wire_to,
 )
-from tests.frontends.grpc.test_proxy import echo, refusal
-from tests.frontends.grpc.test_proxy_flow_control import request
-
-HEAD_OF_1 = frames.header_block(1, head_of(), end=False)
-
-
-def status(block: bytes) -> int:
-    """Return the status of trailers as the adapter writes them."""
-    return int(block.split(b"grpc-status")[1][1:3].lstrip(b"\1\2").split(b"\0")[0])
 
 
 def goaway(last: int, code: int = 0) -> bytes:
@@ -37,39 +31,36 @@ def goaway(last: int, code: int = 0) -> bytes:
 
 @pytest.mark.parametrize("limit", [b"300m", b"200000u", b"1S"])
 @pytest.mark.slow
-async def test_the_callers_limit_of_time_is_kept_though_the_caller_waits(limit):
-    async with (
-        proxy_before(echo) as proxy,
-        scripted_triton(proxy) as behind,
-        wire_to(proxy.address) as wire,
-    ):
-        wire.greet()
-        block = head_of(INFER, (b"grpc-timeout", limit))
-        wire.send(frames.header_block(1, block, end=False))
-        wire.send(frame(frames.DATA, frames.END_STREAM, 1, prefixed(request_of())))
-        triton = await behind.accepted()
-        _, trailers = await wire.answer(1)
-        assert status(trailers) == grpc.StatusCode.DEADLINE_EXCEEDED.value[0]
-        assert b"BackendTimeout: the caller's deadline has passed" in trailers
-        assert (proxy.in_flight("m"), proxy.abandoned("m")) == (1, 1)
-        triton.send(answer(1))
-        await proxy.until_free("m")
-        await untouched(triton)
+async def test_the_callers_limit_of_time_is_kept_though_the_caller_waits(
+    proxy, upstream, wire, limit
+):
+    block = head_of(INFER, (b"grpc-timeout", limit))
+    wire.send(frames.header_block(1, block, end=False))
+    wire.send(complete(1))
+    triton = await upstream.accepted()
+    _, trailers = await wire.answer(1)
+    assert status(trailers) == grpc.StatusCode.DEADLINE_EXCEEDED.value[0]
+    assert b"BackendTimeout: the caller's deadline has passed" in trailers
+    assert (proxy.in_flight("m"), proxy.abandoned("m")) == (1, 1)
+    triton.send(answer(1))
+    await proxy.until_free("m")
+    await untouched(triton)
 
 
 async def test_an_answer_that_stands_still_is_given_up_in_time():
     async with (
         proxy_before(echo, timeout_seconds=0.5) as proxy,
-        scripted_triton(proxy) as behind,
+        scripted_triton(proxy) as upstream,
         wire_to(proxy.address) as wire,
     ):
         wire.greet()
         wire.send(request(1))
-        triton = await behind.accepted()
+        triton = await upstream.accepted()
         triton.send(frames.header_block(1, HEAD, end=False))
         triton.send(frame(frames.DATA, 0, 1, b"\0\0\0\0\x09begun"))
         _, trailers = await wire.answer(1)
         assert status(trailers) == grpc.StatusCode.DEADLINE_EXCEEDED.value[0]
+        assert b"BackendTimeout: no answer from Triton within 0.5 s" in trailers
         assert (proxy.in_flight("m"), proxy.abandoned("m")) == (1, 1)
         triton.send(frame(frames.DATA, 0, 1, b"late"), frames.header_block(1, GOOD, end=True))
         await proxy.until_free("m")
@@ -79,7 +70,7 @@ async def test_an_answer_that_stands_still_is_given_up_in_time():
 async def test_a_request_that_does_not_come_is_given_up_in_time():
     async with proxy_before(echo, timeout_seconds=0.3) as proxy, wire_to(proxy.address) as wire:
         wire.greet()
-        wire.send(frames.header_block(1, head_of(), end=False))
+        wire.send(begin(1))
         wire.send(frame(frames.DATA, 0, 1, b"\0"))
         _, trailers = await wire.answer(1)
         assert status(trailers) == grpc.StatusCode.DEADLINE_EXCEEDED.value[0]
@@ -87,109 +78,82 @@ async def test_a_request_that_does_not_come_is_given_up_in_time():
 
 
 @pytest.mark.slow
-async def test_tritons_goaway_lets_calls_end_then_reconnects():
-    async with (
-        proxy_before(echo) as proxy,
-        scripted_triton(proxy) as behind,
-        wire_to(proxy.address) as wire,
-    ):
-        wire.greet()
-        wire.send(request(1), request(3), request(5))
-        triton = await behind.accepted()
-        await triton.until(frames.DATA, 5)
-        triton.send(goaway(2**31 - 1))  # as grpc announces that it will go
-        triton.send(goaway(3))
-        _, trailers = await wire.answer(5)
-        assert status(trailers) == grpc.StatusCode.UNAVAILABLE.value[0]
-        wire.send(request(7))
-        second = await behind.accepted()
-        await second.until(frames.DATA, 1)
-        second.send(answer(1, b"seven"))
-        assert (await wire.answer(7))[0][5:] == b"seven"
-        triton.send(answer(1, b"one"), answer(3, b"three"))
-        assert (await wire.answer(1))[0][5:] == b"one"
-        assert (await wire.answer(3))[0][5:] == b"three"
-        assert await triton.ended_with() == Code.NO_ERROR
-        assert frames.GOAWAY not in {got[0] for got in wire.got}
-        assert proxy.in_flight("m") == 0
+async def test_tritons_goaway_lets_calls_end_then_reconnects(proxy, upstream, wire):
+    wire.send(request(1), request(3), request(5))
+    triton = await upstream.accepted()
+    await triton.until(frames.DATA, 5)
+    triton.send(goaway(2**31 - 1))  # as grpc announces that it will go
+    triton.send(goaway(3))
+    _, trailers = await wire.answer(5)
+    assert status(trailers) == grpc.StatusCode.UNAVAILABLE.value[0]
+    wire.send(request(7))
+    second = await upstream.accepted()
+    await second.until(frames.DATA, 1)
+    second.send(answer(1, b"seven"))
+    assert (await wire.answer(7))[0][5:] == b"seven"
+    triton.send(answer(1, b"one"), answer(3, b"three"))
+    assert (await wire.answer(1))[0][5:] == b"one"
+    assert (await wire.answer(3))[0][5:] == b"three"
+    assert await triton.ended_with() == Code.NO_ERROR
+    assert frames.GOAWAY not in {got[0] for got in wire.got}
+    assert proxy.in_flight("m") == 0
 
 
 @pytest.mark.slow
-async def test_triton_dying_amid_an_answer_is_unavailable():
-    async with (
-        proxy_before(echo) as proxy,
-        scripted_triton(proxy) as behind,
-        wire_to(proxy.address) as wire,
-    ):
-        wire.greet({frames.INITIAL_WINDOW_SIZE: 2**20})
-        wire.send(frames.window_update(0, 2**20), frames.header_block(1, head_of(), end=False))
-        wire.send(request(3))
-        triton = await behind.accepted()
-        await triton.until(frames.DATA, 1)
-        triton.send(frames.header_block(1, HEAD, end=False))
-        half = b"\0" + (99_995).to_bytes(4, "big") + bytes(49_995)
-        triton.send(
-            *(frame(frames.DATA, 0, 1, half[at : at + 10_000]) for at in range(0, 50_000, 10_000))
-        )
-        await wire.until(frames.HEADERS, 3)
-        triton.writer.close()
-        _, trailers = await wire.answer(3)
-        assert status(trailers) == grpc.StatusCode.UNAVAILABLE.value[0]
-        wire.send(frame(frames.DATA, frames.END_STREAM, 1, prefixed(request_of())))
-        second = await behind.accepted()
-        await second.until(frames.DATA, 1)
-        second.send(answer(1, b"again"))
-        assert (await wire.answer(1))[0][5:] == b"again"
-        assert proxy.in_flight("m") == 0
+async def test_triton_dying_amid_an_answer_is_unavailable(proxy, upstream, wire):
+    wire.send(frames.settings({frames.INITIAL_WINDOW_SIZE: 2**20}))
+    wire.send(frames.window_update(0, 2**20), begin(1))
+    wire.send(request(3))
+    triton = await upstream.accepted()
+    await triton.until(frames.DATA, 1)
+    triton.send(frames.header_block(1, HEAD, end=False))
+    half = b"\0" + (99_995).to_bytes(4, "big") + bytes(49_995)
+    triton.send(
+        *(frame(frames.DATA, 0, 1, half[at : at + 10_000]) for at in range(0, 50_000, 10_000))
+    )
+    await wire.until(frames.HEADERS, 3)
+    triton.writer.close()
+    _, trailers = await wire.answer(3)
+    assert status(trailers) == grpc.StatusCode.UNAVAILABLE.value[0]
+    wire.send(complete(1))
+    second = await upstream.accepted()
+    await second.until(frames.DATA, 1)
+    second.send(answer(1, b"again"))
+    assert (await wire.answer(1))[0][5:] == b"again"
+    assert proxy.in_flight("m") == 0
 
 
-async def test_a_refused_stream_is_unavailable():
-    async with (
-        proxy_before(echo) as proxy,
-        scripted_triton(proxy) as behind,
-        channel_to(proxy.address) as channel,
-    ):
-        asking = asyncio.ensure_future(refusal(channel.unary_unary(INFER)(request_of())))
-        triton = await behind.accepted()
-        triton.send(frames.reset(1, Code.REFUSED_STREAM))
-        assert (await asking)[0] == "UNAVAILABLE"
+async def test_a_refused_stream_is_unavailable(proxy, upstream, channel):
+    asking = asyncio.ensure_future(refusal(channel.unary_unary(INFER)(request_of())))
+    triton = await upstream.accepted()
+    triton.send(frames.reset(1, Code.REFUSED_STREAM))
+    assert (await asking)[0] == "UNAVAILABLE"
 
 
 @pytest.mark.parametrize(
     "flood",
     [
-        lambda i: (
-            frames.header_block(2 * i + 1, head_of(), end=False)
-            + frames.reset(2 * i + 1, Code.CANCEL)
-        ),
-        lambda i: frames.header_block(2 * i + 1, head_of(INFER, (b"te", b"x")), end=False),
-        lambda _: frame(frames.SETTINGS) * 10,
-        lambda i: frame(frames.DATA, 0, 1) * 10 if i else HEAD_OF_1,
-        lambda _: frame(0x42) * 10,
-        lambda _: frame(frames.PRIORITY, 0, 1, bytes(5)) * 10,
+        lambda i: begin(2 * i + 1) + frames.reset(2 * i + 1, Code.CANCEL),
+        lambda i: begin(2 * i + 1, INFER, (b"te", b"x")),
     ],
-    ids=["rapid reset", "malformed heads", "settings", "empty data", "unknown", "priorities"],
+    ids=["rapid reset", "malformed heads"],
 )
 @pytest.mark.usefixtures("one_second")
-async def test_floods_end_the_connection(flood):
-    async with proxy_before(echo) as proxy, wire_to(proxy.address) as wire:
-        wire.greet()
-        for i in range(2_100):
-            wire.send(flood(i))
-        assert await wire.ended_with() == Code.ENHANCE_YOUR_CALM
-        assert proxy.in_flight("m") == 0
-        async with channel_to(proxy.address) as channel:
-            await channel.unary_unary(INFER)(request_of())
+async def test_floods_end_the_connection(proxy, wire, flood):
+    for i in range(2_100):
+        wire.send(flood(i))
+    assert await wire.ended_with() == Code.ENHANCE_YOUR_CALM
+    assert proxy.in_flight("m") == 0
+    async with channel_to(proxy.address) as channel:
+        await channel.unary_unary(INFER)(request_of())
 
 
-async def test_more_streams_than_were_agreed_are_refused():
-    async with proxy_before(echo) as proxy, wire_to(proxy.address) as wire:
-        wire.greet()
-        for stream_id in range(1, 2_003, 2):
-            wire.send(frames.header_block(stream_id, head_of(), end=False))
-        _, stream_id, code = await wire.until(frames.RST_STREAM)
-        assert (stream_id, int.from_bytes(code)) == (2_001, Code.REFUSED_STREAM)
-        assert proxy.shed == ["streams"]
+async def test_more_streams_than_were_agreed_are_refused(proxy, wire):
+    for stream_id in range(1, 2_003, 2):
+        wire.send(begin(stream_id))
+    _, stream_id, code = await wire.until(frames.RST_STREAM)
+    assert (stream_id, int.from_bytes(code)) == (2_001, Code.REFUSED_STREAM)
+    assert proxy.shed == ["streams"]
 
 
 @pytest.mark.parametrize(
@@ -201,8 +165,8 @@ async def test_more_streams_than_were_agreed_are_refused():
     ],
     ids=["TLS", "HTTP/1.1", "nearly"],
 )
-async def test_what_is_not_http_2_is_closed_at_once(sent):
-    async with proxy_before(echo) as proxy, wire_to(proxy.address) as wire:
+async def test_what_is_not_http_2_is_closed_at_once(proxy, sent):
+    async with wire_to(proxy.address) as wire:
         wire.send(sent)
         assert await wire.ended_with() == Code.PROTOCOL_ERROR
         ours = [frames.SETTINGS, frames.WINDOW_UPDATE, frames.GOAWAY]
@@ -219,70 +183,45 @@ async def test_other_methods_never_reach_triton(method):
         assert (await refusal(call(request_of())))[0] == "UNIMPLEMENTED"
 
 
-@pytest.fixture
-def folder():
-    """Short: a socket's path has at most 107 bytes. The socket must be gone in the end."""
-    path = Path(tempfile.mkdtemp(prefix="proxy-"))
-    yield path
-    path.rmdir()
-
-
-async def test_a_socket_is_a_listener_too_and_goes_with_it(folder):
-    async with proxy_before(echo) as proxy:
-        await proxy.server.close(1)
-        await proxy.server.listen("", 0, f"{folder}/s")
-        async with channel_to(f"unix:{folder}/s") as channel:
-            await channel.unary_unary(INFER)(request_of())
-        await proxy.server.close(1)
-
-
 @pytest.mark.slow
-async def test_a_slow_reader_gets_all_of_its_answer_though_the_proxy_closes():
-    async with (
-        proxy_before(echo) as proxy,
-        scripted_triton(proxy) as behind,
-        wire_to(proxy.address) as wire,
-    ):
-        wire.greet({frames.INITIAL_WINDOW_SIZE: 2**31 - 1})
-        wire.send(frames.window_update(0, 2**30), request(1))
-        triton = await behind.accepted()
-        await triton.until(frames.DATA, 1)
-        wire.reader._transport.pause_reading()
-        whole = b"\0" + (2**23).to_bytes(4, "big") + bytes(2**23)
-        pouring = asyncio.create_task(pour(triton, 1, whole))
-        (session,) = proxy.server._sessions
-        async with asyncio.timeout(10):
-            while not session.is_paused:  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
-        closing = asyncio.create_task(proxy.server.close(10))
-        await asyncio.sleep(0)
-        wire.reader._transport.resume_reading()
-        read = 0
-        while read < 2**23 + 5:
-            read += len((await wire.until(frames.DATA, 1))[2])
-        assert await wire.ended_with() == Code.NO_ERROR
-        await pouring
-        await closing
+async def test_a_slow_reader_gets_all_of_its_answer_though_the_proxy_closes(proxy, upstream, wire):
+    wire.send(frames.settings({frames.INITIAL_WINDOW_SIZE: 2**31 - 1}))
+    wire.send(frames.window_update(0, 2**30), request(1))
+    triton = await upstream.accepted()
+    await triton.until(frames.DATA, 1)
+    wire.reader._transport.pause_reading()
+    whole = b"\0" + (2**23).to_bytes(4, "big") + bytes(2**23)
+    pouring = asyncio.create_task(pour(triton, 1, whole))
+    (session,) = proxy.server._sessions
+    async with asyncio.timeout(10):
+        while not session.is_paused:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    closing = asyncio.create_task(proxy.server.close(10))
+    await asyncio.sleep(0)
+    wire.reader._transport.resume_reading()
+    await wire.data(1, 2**23 + 5)
+    assert await wire.ended_with() == Code.NO_ERROR
+    await pouring
+    await closing
 
 
-async def test_closing_listener_waits_beside_lost_model():
+async def test_closing_listener_waits_beside_lost_model(proxy, upstream):
     """Two models work for a client who has left; the lost one keeps nobody waiting."""
-    async with proxy_before(echo) as proxy, scripted_triton(proxy) as behind:
-        await proxy.fakes.load("lost")
-        async with wire_to(proxy.address) as wire:
-            wire.greet()
-            wire.send(request(1), request(3, "lost"))
-            triton = await behind.accepted()
-            await triton.until(frames.DATA, 3)
-        await proxy.until_abandoned("lost")
-        (session,) = proxy.server._sessions
-        closing = asyncio.create_task(proxy.server.close(30))
-        proxy.fakes.parts.leases.lose(proxy.fakes.control.registry.serving("lost"))
-        assert not session.is_done
-        triton.send(answer(1))
-        await closing
-        assert proxy.in_flight("m") == 0
-        assert session.is_done
+    await proxy.fakes.load("lost")
+    async with wire_to(proxy.address) as wire:
+        wire.greet()
+        wire.send(request(1), request(3, "lost"))
+        triton = await upstream.accepted()
+        await triton.until(frames.DATA, 3)
+    await proxy.until_abandoned("lost")
+    (session,) = proxy.server._sessions
+    closing = asyncio.create_task(proxy.server.close(30))
+    proxy.fakes.parts.leases.lose(proxy.fakes.control.registry.serving("lost"))
+    assert not session.is_done
+    triton.send(answer(1))
+    await closing
+    assert proxy.in_flight("m") == 0
+    assert session.is_done
 
 
 RESERVED = 1 << 31
@@ -290,16 +229,14 @@ RESERVED = 1 << 31
 
 @pytest.mark.parametrize("name", ["m", "team/a"])
 @pytest.mark.parametrize("masked", [(0, RESERVED), (RESERVED, 0), (RESERVED, RESERVED)])
-async def test_the_reserved_bit_of_a_streams_number_is_ignored(masked, name):
+async def test_the_reserved_bit_of_a_streams_number_is_ignored(proxy, wire, masked, name):
     """RFC 9113 section 4.1."""
     of_head, of_data = masked
-    async with proxy_before(echo) as proxy, wire_to(proxy.address) as wire:
-        wire.greet()
-        wire.send(
-            frame(frames.HEADERS, frames.END_HEADERS, 1 | of_head, head_of()),
-            frame(frames.DATA, frames.END_STREAM, 1 | of_data, prefixed(request_of(name))),
-        )
-        assert status((await wire.answer(1))[1]) == 0
+    wire.send(
+        frame(frames.HEADERS, frames.END_HEADERS, 1 | of_head, head_of()),
+        complete(1 | of_data, name),
+    )
+    assert status((await wire.answer(1))[1]) == 0
 
 
 async def test_failing_look_spares_other_connections_time_limits(caplog):
@@ -310,7 +247,7 @@ async def test_failing_look_spares_other_connections_time_limits(caplog):
     ):
         for wire in (first, second):
             wire.greet()
-            wire.send(HEAD_OF_1)
+            wire.send(begin(1))
             wire.send(frame(frames.PING, 0, 0, bytes(8)))
             await wire.until(frames.PING)
         odd, _ = (session for session in proxy.server._sessions if session.streams)

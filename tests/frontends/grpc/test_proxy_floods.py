@@ -14,18 +14,22 @@ from adapter.runtime import turns
 from tests.fakes.http2_triton import answer, scripted_triton
 from tests.frontends.grpc.proxy_listener import (
     INFER,
+    MIB,
     SECONDS,
     STREAM,
+    begin,
+    big_request,
     channel_to,
+    complete,
+    echo,
     frame,
     head_of,
     prefixed,
     proxy_before,
+    request,
     request_of,
     wire_to,
 )
-from tests.frontends.grpc.test_proxy import echo
-from tests.frontends.grpc.test_proxy_flow_control import MIB, big_request, request
 
 STREAMS, FLOOD_BYTES = 900, 12_000
 PRIORITY = frame(frames.PRIORITY, 0, 1, bytes(5))
@@ -51,12 +55,12 @@ async def blocked_answers(monkeypatch):
     monkeypatch.setattr(turns, "_SECONDS", SECONDS)
     async with AsyncExitStack() as stack:
         proxy = await stack.enter_async_context(proxy_before(echo))
-        behind = await stack.enter_async_context(scripted_triton(proxy))
+        upstream = await stack.enter_async_context(scripted_triton(proxy))
         wire = await stack.enter_async_context(wire_to(proxy.address))
         wire.greet({frames.INITIAL_WINDOW_SIZE: 0})
         ids = range(1, 2 * STREAMS, 2)
         wire.send(*map(request, ids))
-        triton = await behind.accepted()
+        triton = await upstream.accepted()
         for stream_id in ids:
             await triton.until(frames.DATA, stream_id)
         triton.send(*(answer(stream_id, b"x" * 10) for stream_id in ids))
@@ -105,50 +109,41 @@ async def test_flood_costs_no_more_than_plain_frames(one, monkeypatch):
         assert flood < 50 * plain  # it was hundreds
 
 
-async def test_a_frame_of_too_many_settings_ends_the_connection():
-    async with proxy_before(echo) as proxy, wire_to(proxy.address) as wire:
-        wire.greet()
-        wire.send(settings(*[1] * 64), frames.ping(b"all here"))
-        await wire.until(frames.PING)
-        wire.send(settings(*[1] * 65))
-        assert await wire.ended_with() == Code.ENHANCE_YOUR_CALM
-        assert proxy.shed == ["flood"]
+async def test_a_frame_of_too_many_settings_ends_the_connection(proxy, wire):
+    wire.send(settings(*[1] * 64), frames.ping(b"all here"))
+    await wire.until(frames.PING)
+    wire.send(settings(*[1] * 65))
+    assert await wire.ended_with() == Code.ENHANCE_YOUR_CALM
+    assert proxy.shed == ["flood"]
 
 
 @pytest.mark.usefixtures("one_second")
-async def test_continuations_count_as_frames_that_move_nothing():
-    async with proxy_before(echo) as proxy, wire_to(proxy.address) as wire:
-        wire.greet()
-        for stream_id in range(1, 201, 2):
-            wire.send(continuations(300, stream_id))
-        assert await wire.ended_with() == Code.ENHANCE_YOUR_CALM
+async def test_continuations_count_as_frames_that_move_nothing(proxy, wire):
+    for stream_id in range(1, 201, 2):
+        wire.send(continuations(300, stream_id))
+    assert await wire.ended_with() == Code.ENHANCE_YOUR_CALM
 
 
 @pytest.mark.usefixtures("one_second")
-async def test_settings_that_change_the_windows_of_many_streams_count_for_each():
-    async with proxy_before(echo) as proxy, wire_to(proxy.address) as wire:
-        wire.greet()
-        for stream_id in range(1, 2 * STREAMS, 2):
-            wire.send(frames.header_block(stream_id, head_of(), end=False))
-        wire.send(*[settings(1), settings(2)] * 1000)
-        assert await wire.ended_with() == Code.ENHANCE_YOUR_CALM
+async def test_settings_that_change_the_windows_of_many_streams_count_for_each(proxy, wire):
+    for stream_id in range(1, 2 * STREAMS, 2):
+        wire.send(begin(stream_id))
+    wire.send(*[settings(1), settings(2)] * 1000)
+    assert await wire.ended_with() == Code.ENHANCE_YOUR_CALM
 
 
-async def test_the_last_window_of_a_frame_of_settings_holds():
-    async with proxy_before(echo) as proxy, wire_to(proxy.address) as wire:
-        wire.greet({frames.INITIAL_WINDOW_SIZE: 0})
-        wire.send(request(1), settings(2**31 - 1, 7, 0, 3))
-        assert len((await wire.until(frames.DATA, 1))[2]) == 3
-        wire.send(settings(0), settings(5), frames.window_update(1, 100_000))
-        await wire.answer(1)
+async def test_the_last_window_of_a_frame_of_settings_holds(proxy, wire):
+    wire.send(frames.settings({frames.INITIAL_WINDOW_SIZE: 0}))
+    wire.send(request(1), settings(2**31 - 1, 7, 0, 3))
+    assert len((await wire.until(frames.DATA, 1))[2]) == 3
+    wire.send(settings(0), settings(5), frames.window_update(1, 100_000))
+    await wire.answer(1)
 
 
 @pytest.mark.parametrize("windows", [(2**31, 1), (1, 2**31)])
-async def test_each_window_of_a_frame_of_settings_is_judged(windows):
-    async with proxy_before(echo) as proxy, wire_to(proxy.address) as wire:
-        wire.greet()
-        wire.send(settings(*windows))
-        assert await wire.ended_with() == Code.FLOW_CONTROL_ERROR
+async def test_each_window_of_a_frame_of_settings_is_judged(proxy, wire, windows):
+    wire.send(settings(*windows))
+    assert await wire.ended_with() == Code.FLOW_CONTROL_ERROR
 
 
 def literal(name: bytes, value: bytes = b"") -> bytes:
@@ -182,25 +177,23 @@ SMALL_FRAMES = {
 
 
 @pytest.mark.parametrize("one", SMALL_FRAMES.values(), ids=SMALL_FRAMES)
-async def test_small_frames_end_their_connection_however_slowly_they_come(one):
-    async with proxy_before(echo) as proxy, wire_to(proxy.address) as wire:
-        wire.greet()
-        wire.send(frames.header_block(1, head_of(STREAM), end=False))
-        wire.send(frame(frames.DATA, 0, 1, prefixed(bytes(500_000))[:5]))
-        twice = frames.header_block(3, head_of(STREAM), end=False)
-        wire.send(twice, twice)
-        await wire.until(frames.RST_STREAM, 3)
-        (session,) = proxy.server._sessions
-        for _ in range(20):
-            session.check_connection()  # as each second
-            wire.send(one * 100, frames.ping(b"all here"))
-            while (found := await wire.next()) is not None and found[3] != b"all here":
-                pass
-            if found is None:
-                break
-        kind, _, _, payload = wire.got[-1]
-        assert (kind, payload[7]) == (frames.GOAWAY, Code.ENHANCE_YOUR_CALM)
-        assert proxy.shed == ["flood"]
+async def test_small_frames_end_their_connection_however_slowly_they_come(proxy, wire, one):
+    wire.send(begin(1, STREAM))
+    wire.send(frame(frames.DATA, 0, 1, prefixed(bytes(500_000))[:5]))
+    twice = begin(3, STREAM)
+    wire.send(twice, twice)
+    await wire.until(frames.RST_STREAM, 3)
+    (session,) = proxy.server._sessions
+    for _ in range(20):
+        session.check_connection()  # as each second
+        wire.send(one * 100, frames.ping(b"all here"))
+        while (found := await wire.next()) is not None and found[3] != b"all here":
+            pass
+        if found is None:
+            break
+    kind, _, _, payload = wire.got[-1]
+    assert (kind, payload[7]) == (frames.GOAWAY, Code.ENHANCE_YOUR_CALM)
+    assert proxy.shed == ["flood"]
 
 
 @pytest.mark.slow
@@ -216,7 +209,7 @@ async def test_acknowledgements_of_answers_are_no_small_frames_however_many():
 
     async with proxy_before(act) as proxy, wire_to(proxy.address) as wire:
         wire.greet()
-        wire.send(frames.header_block(1, head_of(STREAM), end=False))
+        wire.send(begin(1, STREAM))
         for _ in range(count):
             wire.send(frame(frames.DATA, 0, 1, prefixed(request_of())))
             size = len((await wire.until(frames.DATA, 1))[2])
@@ -224,81 +217,70 @@ async def test_acknowledgements_of_answers_are_no_small_frames_however_many():
             wire.send(*windows, frames.ping(bytes(8)))
 
 
-async def test_an_idle_client_may_ping_for_ever():
-    async with proxy_before(echo) as proxy, wire_to(proxy.address) as wire:
-        wire.greet()
-        for _ in range(2000):
-            wire.send(frames.ping(bytes(8)))
-            await wire.until(frames.PING)
-            (session,) = proxy.server._sessions
-            session.check_connection()
+async def test_an_idle_client_may_ping_for_ever(proxy, wire):
+    for _ in range(2000):
+        wire.send(frames.ping(bytes(8)))
+        await wire.until(frames.PING)
+        (session,) = proxy.server._sessions
+        session.check_connection()
 
 
 def tiny_data(i: int) -> bytes:
-    start = frames.header_block(1, head_of(STREAM), end=False) if not i else b""
+    start = begin(1, STREAM) if not i else b""
     return start + frame(frames.DATA, 0, 1, b"\0") * 50
 
 
 @pytest.mark.parametrize("flood", [heads, known_heads, tiny_data])
 @pytest.mark.usefixtures("one_second")
 @pytest.mark.slow
-async def test_a_flood_ends_its_connection_and_others_get_their_answers(flood):
-    async with (
-        proxy_before(echo) as proxy,
-        wire_to(proxy.address) as wire,
-        channel_to(proxy.address) as channel,
-    ):
-        wire.greet()
-        for i in range(500):
-            wire.send(flood(i))
-            if i % 10 == 9:
-                answer = await channel.unary_unary(INFER)(request_of("m", float(i)))
-                assert answer == await echo(request_of("m", float(i)), None)
-            if wire.writer.is_closing():
-                break
-        assert await wire.ended_with() == Code.ENHANCE_YOUR_CALM
-        assert i > 20
+async def test_a_flood_ends_its_connection_and_others_get_their_answers(
+    proxy, wire, channel, flood
+):
+    for i in range(500):
+        wire.send(flood(i))
+        if i % 10 == 9:
+            answer = await channel.unary_unary(INFER)(request_of("m", float(i)))
+            assert answer == await echo(request_of("m", float(i)), None)
+        if wire.writer.is_closing():
+            break
+    assert await wire.ended_with() == Code.ENHANCE_YOUR_CALM
+    assert i > 20
 
 
 @pytest.mark.usefixtures("one_second")
 @pytest.mark.slow
-async def test_thousand_calls_with_own_ids_are_no_flood():
+async def test_thousand_calls_with_own_ids_are_no_flood(proxy, wire):
     ids = range(1, 2001, 2)
     more = [(f"x-usual-{i}".encode(), b"z" * 20) for i in range(6)]
-    async with proxy_before(echo) as proxy, wire_to(proxy.address) as wire:
-        wire.greet()
-        for i in ids:
-            own = [(b"traceparent", b"00-%055d" % i), (b"grpc-timeout", b"%dm" % (30_000 + i))]
-            wire.send(frames.header_block(i, head_of(INFER, *more, *own), end=False))
-        wire.send(*(frame(frames.DATA, 0, i, prefixed(request_of())[:9]) for i in ids))
-        wire.send(*(frame(frames.DATA, 1, i, prefixed(request_of())[9:]) for i in ids))
-        open_ids = set(ids)
-        while open_ids:
-            kind, flags, stream_id, _ = await wire.next()
-            assert kind != frames.GOAWAY
-            if kind == frames.HEADERS and flags & frames.END_STREAM:
-                open_ids.discard(stream_id)
+    for i in ids:
+        own = [(b"traceparent", b"00-%055d" % i), (b"grpc-timeout", b"%dm" % (30_000 + i))]
+        wire.send(begin(i, INFER, *more, *own))
+    wire.send(*(frame(frames.DATA, 0, i, prefixed(request_of())[:9]) for i in ids))
+    wire.send(*(frame(frames.DATA, 1, i, prefixed(request_of())[9:]) for i in ids))
+    open_ids = set(ids)
+    while open_ids:
+        kind, flags, stream_id, _ = await wire.next()
+        assert kind != frames.GOAWAY
+        if kind == frames.HEADERS and flags & frames.END_STREAM:
+            open_ids.discard(stream_id)
 
 
 @pytest.mark.usefixtures("one_second")
 @pytest.mark.slow
-async def test_small_calls_one_after_the_other_are_no_flood_however_many():
-    async with proxy_before(echo) as proxy, wire_to(proxy.address) as wire:
-        wire.greet()
-        for i in range(1, 1001, 2):
-            own = [(b"x-id-%d" % j, b"%036d" % i) for j in range(10)]
-            wire.send(frames.header_block(i, head_of(INFER, *own), end=False))
-            wire.send(frame(frames.DATA, frames.END_STREAM, i, prefixed(request_of())))
-            await wire.answer(i)
-            wire.send(frames.window_update(0, 100), frames.ping(bytes(8)))
+async def test_small_calls_one_after_the_other_are_no_flood_however_many(proxy, wire):
+    for i in range(1, 1001, 2):
+        own = [(b"x-id-%d" % j, b"%036d" % i) for j in range(10)]
+        wire.send(begin(i, INFER, *own))
+        wire.send(complete(i))
+        await wire.answer(i)
+        wire.send(frames.window_update(0, 100), frames.ping(bytes(8)))
 
 
 @pytest.mark.usefixtures("one_second")
 @pytest.mark.slow
-async def test_a_large_message_in_frames_of_16_kib_is_no_flood():
+async def test_a_large_message_in_frames_of_16_kib_is_no_flood(proxy, channel):
     message = big_request("m", 16 * MIB)
-    async with proxy_before(echo) as proxy, channel_to(proxy.address) as channel:
-        assert await channel.unary_unary(INFER)(message)
+    assert await channel.unary_unary(INFER)(message)
 
 
 @pytest.mark.usefixtures("one_second")

@@ -10,42 +10,25 @@ from tritonclient.grpc import service_pb2 as pb
 from adapter.relay import frames
 from adapter.relay.flow_control import CONNECTION_WINDOW, STREAM_WINDOW
 from adapter.relay.frames import Code
-from tests.fakes.http2_triton import answer, pour, scripted_triton, untouched
+from tests.fakes.http2_triton import answer, pour, untouched
 from tests.frontends.grpc.proxy_listener import (
     Wire,
+    begin,
+    big_request,
+    complete,
+    data_frames,
+    echo,
     frame,
-    head_of,
     prefixed,
     proxy_before,
+    request,
     request_of,
+    until,
     wire_to,
 )
-from tests.frontends.grpc.test_proxy import echo, until
 
 MIB = 2**20
 ALL = 2**31 - 1
-
-
-def big_request(name: str, size: int) -> bytes:
-    return pb.ModelInferRequest(
-        model_name=name, raw_input_contents=[bytes(size)]
-    ).SerializeToString()
-
-
-def request(stream_id: int, name: str = "m") -> bytes:
-    return frames.header_block(stream_id, head_of(), end=False) + frame(
-        frames.DATA, frames.END_STREAM, stream_id, prefixed(request_of(name))
-    )
-
-
-def pieces(stream_id: int, message: bytes) -> bytes:
-    """As DATA frames of the usual size, the last one ends the request."""
-    size = frames.FRAME_BYTES
-    last = (len(message) - 1) // size * size
-    return b"".join(
-        frame(frames.DATA, int(at == last), stream_id, message[at : at + size])
-        for at in range(0, len(message), size)
-    )
 
 
 def held(proxy) -> int:
@@ -61,74 +44,56 @@ def held(proxy) -> int:
     return total
 
 
-async def test_windows_and_settings_end_where_they_are_said():
-    async with (
-        proxy_before(echo) as proxy,
-        scripted_triton(proxy) as behind,
-        wire_to(proxy.address) as wire,
-    ):
-        wire.greet({frames.INITIAL_WINDOW_SIZE: 70_000, frames.MAX_FRAME_SIZE: 20_000})
-        wire.send(frames.window_update(0, 1000), request(1), frames.window_update(1, 3))
-        triton = await behind.accepted({frames.INITIAL_WINDOW_SIZE: 80_000})
-        await triton.until(frames.DATA, 1)
-        triton.send(frames.window_update(0, 50_000), frames.window_update(1, 77))
-        triton.send(answer(1))
-        await wire.answer(1)
-        for peer in (triton, wire):
-            peer.send(frames.ping(b"all here"))
-            while peer.got[-1][3] != b"all here":
-                await peer.next()
-            told = [dict(frames.read_settings(f[3])) for f in peer.got if f[0] == frames.SETTINGS]
-            assert [one[frames.INITIAL_WINDOW_SIZE] for one in told if one] == [STREAM_WINDOW]
-            assert [one[frames.HEADER_TABLE_SIZE] for one in told if one] == [0]
-            updates = [(f[2], f[3]) for f in peer.got if f[0] == frames.WINDOW_UPDATE]
-            greeting = CONNECTION_WINDOW - frames.DEFAULT_WINDOW
-            assert updates == [(0, greeting.to_bytes(4, "big"))]
+async def test_windows_and_settings_end_where_they_are_said(proxy, upstream, wire):
+    wire.send(frames.settings({frames.INITIAL_WINDOW_SIZE: 70_000, frames.MAX_FRAME_SIZE: 20_000}))
+    wire.send(frames.window_update(0, 1000), request(1), frames.window_update(1, 3))
+    triton = await upstream.accepted({frames.INITIAL_WINDOW_SIZE: 80_000})
+    await triton.until(frames.DATA, 1)
+    triton.send(frames.window_update(0, 50_000), frames.window_update(1, 77))
+    triton.send(answer(1))
+    await wire.answer(1)
+    for peer in (triton, wire):
+        peer.send(frames.ping(b"all here"))
+        while peer.got[-1][3] != b"all here":
+            await peer.next()
+        told = [dict(frames.read_settings(f[3])) for f in peer.got if f[0] == frames.SETTINGS]
+        assert [one[frames.INITIAL_WINDOW_SIZE] for one in told if one] == [STREAM_WINDOW]
+        assert [one[frames.HEADER_TABLE_SIZE] for one in told if one] == [0]
+        updates = [(f[2], f[3]) for f in peer.got if f[0] == frames.WINDOW_UPDATE]
+        greeting = CONNECTION_WINDOW - frames.DEFAULT_WINDOW
+        assert updates == [(0, greeting.to_bytes(4, "big"))]
 
 
-async def test_windows_are_given_back_in_large_parts_both_ways():
+async def test_windows_are_given_back_in_large_parts_both_ways(proxy, upstream, wire):
     """Each frame that says so costs its peer as much as one that moves something."""
     message = prefixed(big_request("m", 2 * MIB))
-    async with (
-        proxy_before(echo) as proxy,
-        scripted_triton(proxy) as behind,
-        wire_to(proxy.address) as wire,
-    ):
-        wire.greet({frames.INITIAL_WINDOW_SIZE: ALL})
-        wire.send(frames.window_update(0, ALL - 65_535))
-        asking = asyncio.create_task(poured_request(wire, message))
-        triton = await behind.accepted({frames.INITIAL_WINDOW_SIZE: ALL})
-        triton.send(frames.window_update(0, ALL - 65_535))
-        got = 0
-        while got < len(message):
-            got += len((await triton.until(frames.DATA, 1))[2])
-        await asking
-        await pour(triton, 1, message)
-        await wire.answer(1)
-        for peer in (wire, triton):
-            updates = [f[2] for f in peer.got if f[0] == frames.WINDOW_UPDATE]
-            assert 2 <= updates.count(1) <= 2 * len(message) // STREAM_WINDOW
-            # the first one is its greeting
-            assert 2 <= updates.count(0) <= 1 + updates.count(1) + 2 * 2
+    wire.send(frames.settings({frames.INITIAL_WINDOW_SIZE: ALL}))
+    wire.send(frames.window_update(0, ALL - 65_535))
+    asking = asyncio.create_task(poured_request(wire, message))
+    triton = await upstream.accepted({frames.INITIAL_WINDOW_SIZE: ALL})
+    triton.send(frames.window_update(0, ALL - 65_535))
+    await triton.data(1, len(message))
+    await asking
+    await pour(triton, 1, message)
+    await wire.answer(1)
+    for peer in (wire, triton):
+        updates = [f[2] for f in peer.got if f[0] == frames.WINDOW_UPDATE]
+        assert 2 <= updates.count(1) <= 2 * len(message) // STREAM_WINDOW
+        # the first one is its greeting
+        assert 2 <= updates.count(0) <= 1 + updates.count(1) + 2 * 2
 
 
-async def test_a_tensor_of_600_kib_may_come_without_a_pause():
+async def test_a_tensor_of_600_kib_may_come_without_a_pause(proxy, upstream, wire):
     message = prefixed(big_request("m", 600 * 2**10))
-    async with (
-        proxy_before(echo) as proxy,
-        scripted_triton(proxy) as behind,
-        wire_to(proxy.address) as wire,
-    ):
-        wire.greet()
-        wire.send(frames.header_block(1, head_of(), end=False), pieces(1, message))
-        triton = await behind.accepted()  # which takes nothing yet, so that nothing is given back
-        triton.send(frames.window_update(0, MIB), frames.window_update(1, MIB), answer(1))
-        await wire.answer(1)
+    wire.send(begin(1), *data_frames(1, message))
+    triton = await upstream.accepted()  # which takes nothing yet, so that nothing is given back
+    triton.send(frames.window_update(0, MIB), frames.window_update(1, MIB), answer(1))
+    await wire.answer(1)
 
 
 async def poured_request(wire: Wire, message: bytes) -> None:
     """As fast as the window of its stream allows, in large frames."""
-    wire.send(frames.header_block(1, head_of(), end=False))
+    wire.send(begin(1))
     at, room = 0, STREAM_WINDOW
     while at < len(message):
         if not room:
@@ -139,38 +104,23 @@ async def poured_request(wire: Wire, message: bytes) -> None:
 
 
 @pytest.mark.parametrize("size", [2**14, 2**14 + 1, 2**15, 40_000, 2**16])
-async def test_large_frames_are_cut_for_the_caller(size):
-    async with (
-        proxy_before(echo) as proxy,
-        scripted_triton(proxy) as behind,
-        wire_to(proxy.address) as wire,
-    ):
-        wire.greet()
-        wire.send(request(1))
-        triton = await behind.accepted()
-        await triton.until(frames.DATA, 1)
-        said = bytes(at % 251 for at in range(size - 5))
-        triton.send(answer(1, said))
-        if size > frames.DEFAULT_WINDOW:
-            while sum(len(f[3]) for f in wire.got if f[0] == frames.DATA) < frames.DEFAULT_WINDOW:
-                await wire.next()
-            wire.send(frames.window_update(1, size), frames.window_update(0, size))
+async def test_large_frames_are_cut_for_the_caller(proxy, upstream, wire, size):
+    wire.send(request(1))
+    triton = await upstream.accepted()
+    await triton.until(frames.DATA, 1)
+    said = bytes(at % 251 for at in range(size - 5))
+    triton.send(answer(1, said))
+    if size > frames.DEFAULT_WINDOW:
+        while sum(len(f[3]) for f in wire.got if f[0] == frames.DATA) < frames.DEFAULT_WINDOW:
+            await wire.next()
+        wire.send(frames.window_update(1, size), frames.window_update(0, size))
+    await wire.until(frames.HEADERS, 1)
+    if not wire.got[-1][1] & frames.END_STREAM:
         await wire.until(frames.HEADERS, 1)
-        if not wire.got[-1][1] & frames.END_STREAM:
-            await wire.until(frames.HEADERS, 1)
-        parts = [f[3] for f in wire.got if (f[0], f[2]) == (frames.DATA, 1)]
-        assert b"".join(parts)[5:] == said
-        assert max(map(len, parts)) == frames.FRAME_BYTES
-        assert not [f for f in wire.got if f[0] == frames.RST_STREAM]
-
-
-async def test_settings_are_acknowledged_at_once():
-    async with proxy_before(echo) as proxy, wire_to(proxy.address) as wire:
-        wire.greet()
-        for value in (1, 70_000, 5):
-            wire.send(frames.settings({frames.INITIAL_WINDOW_SIZE: value}))
-            while (await wire.until(frames.SETTINGS))[0] != frames.ACK:
-                pass
+    parts = [f[3] for f in wire.got if (f[0], f[2]) == (frames.DATA, 1)]
+    assert b"".join(parts)[5:] == said
+    assert max(map(len, parts)) == frames.FRAME_BYTES
+    assert not [f for f in wire.got if f[0] == frames.RST_STREAM]
 
 
 async def test_answers_of_both_never_overrun_the_window_and_all_arrive():
@@ -183,7 +133,7 @@ async def test_answers_of_both_never_overrun_the_window_and_all_arrive():
         sizes = {1: 1, 3: 50_000, 5: 60_000, 7: 40_000, 9: 50_000}
         for stream_id, size in sizes.items():
             name = "team/a" if stream_id in {3, 7} else "m"
-            wire.send(frames.header_block(stream_id, head_of(), end=False))
+            wire.send(begin(stream_id))
             message = prefixed(request_of(name, id=str(size)))
             wire.send(frame(frames.DATA, frames.END_STREAM, stream_id, message))
         window, ended = 65_535, set()
@@ -203,27 +153,22 @@ async def test_answers_of_both_never_overrun_the_window_and_all_arrive():
 
 
 @pytest.mark.slow
-async def test_closing_listener_waits_for_closed_windows():
-    async with (
-        proxy_before(echo) as proxy,
-        scripted_triton(proxy) as behind,
-        wire_to(proxy.address) as wire,
-    ):
-        wire.greet({frames.INITIAL_WINDOW_SIZE: 10_000})
-        wire.send(request(1))
-        triton = await behind.accepted()
-        await triton.until(frames.DATA, 1)
-        triton.send(answer(1, bytes(16_000)))
-        got = len((await wire.until(frames.DATA, 1))[2])
-        assert got == 10_000
-        await proxy.until_free("m")  # Triton has done with it
-        closing = asyncio.create_task(proxy.server.close(10))
-        await wire.until(frames.GOAWAY)
-        assert not closing.done()
-        wire.send(frames.window_update(1, 20_000))
-        rest, _ = await wire.answer(1)
-        assert got + len(rest) == 16_005
-        await closing
+async def test_closing_listener_waits_for_closed_windows(proxy, upstream, wire):
+    wire.send(frames.settings({frames.INITIAL_WINDOW_SIZE: 10_000}))
+    wire.send(request(1))
+    triton = await upstream.accepted()
+    await triton.until(frames.DATA, 1)
+    triton.send(answer(1, bytes(16_000)))
+    got = len((await wire.until(frames.DATA, 1))[2])
+    assert got == 10_000
+    await proxy.until_free("m")  # Triton has done with it
+    closing = asyncio.create_task(proxy.server.close(10))
+    await wire.until(frames.GOAWAY)
+    assert not closing.done()
+    wire.send(frames.window_update(1, 20_000))
+    rest, _ = await wire.answer(1)
+    assert got + len(rest) == 16_005
+    await closing
 
 
 @pytest.mark.parametrize("name", ["m", "team/a"])
@@ -239,13 +184,13 @@ async def test_an_answer_that_is_not_read_holds_up_no_other(name):
         wire.greet({frames.INITIAL_WINDOW_SIZE: 1})
         wire.send(frames.window_update(0, ALL - 65_535))
         for stream_id in range(1, 13, 2):
-            wire.send(frames.header_block(stream_id, head_of(), end=False))
+            wire.send(begin(stream_id))
             message = prefixed(request_of(name, id=str(size)))
             wire.send(frame(frames.DATA, frames.END_STREAM, stream_id, message))
         for _ in range(6):
             await wire.until(frames.HEADERS)
         for stream_id, other in ((101, "m"), (103, "team/a")):
-            wire.send(frames.header_block(stream_id, head_of(), end=False))
+            wire.send(begin(stream_id))
             message = prefixed(request_of(other, id="70000"))
             wire.send(frame(frames.DATA, frames.END_STREAM, stream_id, message))
             wire.send(frames.window_update(stream_id, MIB))
@@ -254,25 +199,19 @@ async def test_an_answer_that_is_not_read_holds_up_no_other(name):
         assert held(proxy) < 6 * MIB
 
 
-async def test_a_request_that_triton_does_not_take_holds_up_no_other():
-    async with (
-        proxy_before(echo) as proxy,
-        scripted_triton(proxy) as behind,
-        wire_to(proxy.address) as wire,
-    ):
-        wire.greet()
-        message = prefixed(big_request("m", MIB))
-        for stream_id in (1, 3, 5):
-            wire.send(frames.header_block(stream_id, head_of(), end=False))
-            wire.send(pieces(stream_id, message)[: 16 * (2**14 + 9)])
-        triton = await behind.accepted({frames.INITIAL_WINDOW_SIZE: 10_000})
-        triton.send(frames.window_update(0, MIB))
-        for far in (1, 3, 5):
-            await triton.until(frames.HEADERS, far)
-        wire.send(request(7))
-        await triton.until(frames.DATA, 7)
-        triton.send(answer(7, b"seven"))
-        assert (await wire.answer(7))[0][5:] == b"seven"
+async def test_a_request_that_triton_does_not_take_holds_up_no_other(proxy, upstream, wire):
+    message = prefixed(big_request("m", MIB))
+    for stream_id in (1, 3, 5):
+        wire.send(begin(stream_id))
+        wire.send(*data_frames(stream_id, message)[:16])
+    triton = await upstream.accepted({frames.INITIAL_WINDOW_SIZE: 10_000})
+    triton.send(frames.window_update(0, MIB))
+    for far in (1, 3, 5):
+        await triton.until(frames.HEADERS, far)
+    wire.send(request(7))
+    await triton.until(frames.DATA, 7)
+    triton.send(answer(7, b"seven"))
+    assert (await wire.answer(7))[0][5:] == b"seven"
 
 
 class Room:
@@ -299,7 +238,7 @@ async def test_crowd_of_unfinished_requests_is_all_answered():
         wire.send(frames.window_update(0, ALL - 65_535))
         ids = range(1, 41, 2)
         for stream_id in ids:
-            wire.send(frames.header_block(stream_id, head_of(), end=False))
+            wire.send(begin(stream_id))
         await wire.until(frames.WINDOW_UPDATE, 0)
         room = Room(wire)
         for at in range(0, len(message), 2**14):
@@ -316,143 +255,102 @@ async def test_crowd_of_unfinished_requests_is_all_answered():
 # -- what Triton has of a request
 
 
-async def test_triton_hears_of_a_small_request_when_all_of_it_is_here():
+async def test_triton_hears_of_a_small_request_when_all_of_it_is_here(proxy, upstream, wire):
     message = prefixed(big_request("m", 200_000))
-    async with (
-        proxy_before(echo) as proxy,
-        scripted_triton(proxy) as behind,
-        wire_to(proxy.address) as wire,
-    ):
-        wire.greet()
-        wire.send(frames.header_block(1, head_of(), end=False))
-        wire.send(pieces(1, message)[: 12 * (2**14 + 9)])
-        wire.send(frames.header_block(3, head_of(), end=False))
-        wire.send(frames.reset(1, Code.CANCEL))
-        wire.send(frame(frames.DATA, 1, 3, prefixed(request_of())))
-        triton = await behind.accepted()
-        await triton.until(frames.DATA, 1)
-        triton.send(answer(1, b"three"))
-        assert (await wire.answer(3))[0][5:] == b"three"
-        await untouched(triton)
-        assert [got[2] for got in triton.got if got[0] == frames.HEADERS] == [1]
+    wire.send(begin(1))
+    wire.send(*data_frames(1, message)[:12])
+    wire.send(begin(3))
+    wire.send(frames.reset(1, Code.CANCEL))
+    wire.send(complete(3))
+    triton = await upstream.accepted()
+    await triton.until(frames.DATA, 1)
+    triton.send(answer(1, b"three"))
+    assert (await wire.answer(3))[0][5:] == b"three"
+    await untouched(triton)
+    assert [got[2] for got in triton.got if got[0] == frames.HEADERS] == [1]
 
 
-async def test_triton_never_has_all_of_a_request_that_has_not_ended():
+async def test_triton_never_has_all_of_a_request_that_has_not_ended(proxy, upstream, wire):
     """All bytes are here but the end is not: the last byte waits, so a reset meets no request."""
     message = prefixed(big_request("m", 300_000))
-    async with (
-        proxy_before(echo) as proxy,
-        scripted_triton(proxy) as behind,
-        wire_to(proxy.address) as wire,
-    ):
-        wire.greet()
-        wire.send(frames.header_block(1, head_of(), end=False))
-        for at in range(0, 2**18, 2**14):
-            wire.send(frame(frames.DATA, 0, 1, message[at : at + 2**14]))
-        triton = await behind.accepted({frames.INITIAL_WINDOW_SIZE: MIB})
-        triton.send(frames.window_update(0, MIB))
-        await triton.until(frames.HEADERS, 1)
-        for at in range(2**18, len(message), 2**14):
-            wire.send(frame(frames.DATA, 0, 1, message[at : at + 2**14]))
-        seen = 0
-        while seen < len(message) - 1:
-            seen += len((await triton.until(frames.DATA, 1))[2])
-        assert seen == len(message) - 1
-        assert proxy.in_flight("m") == 1
-        wire.send(frames.reset(1, Code.CANCEL))
-        _, _, code = await triton.until(frames.RST_STREAM, 1)
-        assert int.from_bytes(code) == Code.CANCEL
-        await proxy.until_free("m")
-        assert proxy.counted("CANCELLED") == 1
+    wire.send(begin(1))
+    for at in range(0, 2**18, 2**14):
+        wire.send(frame(frames.DATA, 0, 1, message[at : at + 2**14]))
+    triton = await upstream.accepted({frames.INITIAL_WINDOW_SIZE: MIB})
+    triton.send(frames.window_update(0, MIB))
+    await triton.until(frames.HEADERS, 1)
+    for at in range(2**18, len(message), 2**14):
+        wire.send(frame(frames.DATA, 0, 1, message[at : at + 2**14]))
+    seen = len(await triton.data(1, len(message) - 1))
+    assert seen == len(message) - 1
+    assert proxy.in_flight("m") == 1
+    wire.send(frames.reset(1, Code.CANCEL))
+    assert await triton.reset_of(1) == Code.CANCEL
+    await proxy.until_free("m")
+    assert proxy.counted("CANCELLED") == 1
 
-        wire.send(frames.header_block(3, head_of(), end=False))
-        for at in range(0, len(message), 2**14):
-            wire.send(frame(frames.DATA, 0, 3, message[at : at + 2**14]))
-        wire.send(frame(frames.DATA, frames.END_STREAM, 3))
-        got = b""
-        while True:
-            flags, _, payload = await triton.until(frames.DATA, 3)
-            got += payload
-            if flags & frames.END_STREAM:
-                break
-        assert got == message
-        wire.send(frames.reset(3, Code.CANCEL))
-        await proxy.until_abandoned("m")
-        triton.send(answer(3, b"x"))
-        await proxy.until_free("m")
-        resets = [found[2] for found in triton.got if found[0] == frames.RST_STREAM]
-        assert resets == [1]
+    wire.send(begin(3))
+    for at in range(0, len(message), 2**14):
+        wire.send(frame(frames.DATA, 0, 3, message[at : at + 2**14]))
+    wire.send(frame(frames.DATA, frames.END_STREAM, 3))
+    got = b""
+    while True:
+        flags, _, payload = await triton.until(frames.DATA, 3)
+        got += payload
+        if flags & frames.END_STREAM:
+            break
+    assert got == message
+    wire.send(frames.reset(3, Code.CANCEL))
+    await proxy.until_abandoned("m")
+    triton.send(answer(3, b"x"))
+    await proxy.until_free("m")
+    resets = [found[2] for found in triton.got if found[0] == frames.RST_STREAM]
+    assert resets == [1]
 
 
-async def test_a_window_that_shrinks_amid_an_answer_is_kept():
-    async with proxy_before(echo) as proxy, wire_to(proxy.address) as wire:
-        wire.greet({frames.INITIAL_WINDOW_SIZE: 30_000})
-        wire.send(frames.window_update(0, ALL - 70_000))
-        wire.send(frames.header_block(1, head_of(), end=False))
-        wire.send(pieces(1, prefixed(big_request("m", 60_000))))
-        got = 0
-        while got < 30_000:
-            got += len((await wire.until(frames.DATA, 1))[2])
-        wire.send(frames.settings({frames.INITIAL_WINDOW_SIZE: 1}))
-        while (await wire.until(frames.SETTINGS))[0] != frames.ACK:
-            pass
-        wire.send(frames.window_update(1, 29_999 + 5))
-        assert len((await wire.until(frames.DATA, 1))[2]) == 5
-        wire.send(frames.window_update(1, MIB))
-        data, _ = await wire.answer(1)
-        assert got + 5 + len(data) > 60_000
+async def test_a_window_that_shrinks_amid_an_answer_is_kept(proxy, wire):
+    wire.send(frames.settings({frames.INITIAL_WINDOW_SIZE: 30_000}))
+    wire.send(frames.window_update(0, ALL - 70_000))
+    wire.send(begin(1))
+    wire.send(*data_frames(1, prefixed(big_request("m", 60_000))))
+    got = len(await wire.data(1, 30_000))
+    wire.send(frames.settings({frames.INITIAL_WINDOW_SIZE: 1}))
+    while (await wire.until(frames.SETTINGS))[0] != frames.ACK:
+        pass
+    wire.send(frames.window_update(1, 29_999 + 5))
+    assert len((await wire.until(frames.DATA, 1))[2]) == 5
+    wire.send(frames.window_update(1, MIB))
+    data, _ = await wire.answer(1)
+    assert got + 5 + len(data) > 60_000
 
 
-async def test_the_window_of_a_stream_must_not_overflow():
-    async with proxy_before(echo) as proxy, wire_to(proxy.address) as wire:
-        wire.greet()
-        wire.send(frames.header_block(1, head_of(), end=False), frames.window_update(1, ALL))
-        _, _, code = await wire.until(frames.RST_STREAM, 1)
-        assert int.from_bytes(code) == Code.FLOW_CONTROL_ERROR
-        wire.send(frames.header_block(3, head_of(), end=False))
-        wire.send(frames.settings({frames.INITIAL_WINDOW_SIZE: ALL}), frames.window_update(3, 1))
-        _, _, code = await wire.until(frames.RST_STREAM, 3)
-        assert int.from_bytes(code) == Code.FLOW_CONTROL_ERROR
-        wire.send(request(5))
-        await wire.answer(5)
+async def test_the_window_of_a_stream_must_not_overflow(proxy, wire):
+    wire.send(begin(1), frames.window_update(1, ALL))
+    assert await wire.reset_of(1) == Code.FLOW_CONTROL_ERROR
+    wire.send(begin(3))
+    wire.send(frames.settings({frames.INITIAL_WINDOW_SIZE: ALL}), frames.window_update(3, 1))
+    assert await wire.reset_of(3) == Code.FLOW_CONTROL_ERROR
+    wire.send(request(5))
+    await wire.answer(5)
 
 
-async def test_large_frames_are_taken_in_any_pieces():
-    async with proxy_before(echo) as proxy, wire_to(proxy.address) as wire:
-        wire.greet({frames.MAX_FRAME_SIZE: MIB, frames.INITIAL_WINDOW_SIZE: ALL})
-        wire.send(frames.window_update(0, ALL - 65_535))
-        message = prefixed(big_request("m", 200_000))
-        wire.send(frames.header_block(3, head_of(), end=False))
-        whole = b"".join(
-            frame(frames.DATA, int(at + 2**16 >= len(message)), 3, message[at : at + 2**16])
-            for at in range(0, len(message), 2**16)
-        )
-        for at in range(0, len(whole), 50_001):
-            wire.send(whole[at : at + 50_001])
-            await wire.writer.drain()
-        data, _ = await wire.answer(3)
-        assert len(pb.ModelInferResponse.FromString(data[5:]).raw_output_contents[0]) == 200_000
-
-
-async def test_padding_of_large_frame_is_credited():
+async def test_padding_of_large_frame_is_credited(proxy, wire):
     """The frame comes in two parts, so that it is handled piece by piece."""
     message = prefixed(big_request("m", MIB))[: 2**18 + 2**15]
     padding = 200
     payload = bytes([padding]) + message + bytes(padding)
     padded = frame(frames.DATA, frames.PADDED, 1, payload)
-    async with proxy_before(echo) as proxy, wire_to(proxy.address) as wire:
-        wire.greet()
-        wire.send(frames.header_block(1, head_of(), end=False), padded[: 2**16])
-        await until(lambda: any(one.streams for one in proxy.server._sessions))
-        (session,) = proxy.server._sessions
-        stream = session.streams[1]
-        await until(lambda: stream.received_bytes)
-        assert stream.received_bytes < len(message)
-        wire.send(padded[2**16 :])
-        await until(lambda: stream.received_bytes == len(message))
-        await until(lambda: stream.unannounced == len(payload))
-        assert stream.receive_window + stream.unannounced == STREAM_WINDOW
-        assert session._receive_window + session.unannounced == CONNECTION_WINDOW
+    wire.send(begin(1), padded[: 2**16])
+    await until(lambda: any(one.streams for one in proxy.server._sessions))
+    (session,) = proxy.server._sessions
+    stream = session.streams[1]
+    await until(lambda: stream.received_bytes)
+    assert stream.received_bytes < len(message)
+    wire.send(padded[2**16 :])
+    await until(lambda: stream.received_bytes == len(message))
+    await until(lambda: stream.unannounced == len(payload))
+    assert stream.receive_window + stream.unannounced == STREAM_WINDOW
+    assert session._receive_window + session.unannounced == CONNECTION_WINDOW
 
 
 async def test_second_name_under_way_reaches_no_model():
@@ -465,7 +363,7 @@ async def test_second_name_under_way_reaches_no_model():
     async with proxy_before(act) as proxy, wire_to(proxy.address) as wire:
         wire.greet()
         evil = prefixed(big_request("m", 700_000) + b"\x0a\x06team/a")
-        wire.send(frames.header_block(3, head_of(), end=False))
+        wire.send(begin(3))
         at, room = 0, STREAM_WINDOW
         while at < len(evil):
             if room < 2**14:

@@ -21,14 +21,15 @@ from tests.frontends.grpc.proxy_listener import (
     SERVICE,
     STREAM,
     channel_to,
+    echo,
     frame,
     head_of,
     prefixed,
     proxy_before,
+    request,
     request_of,
     wire_to,
 )
-from tests.frontends.grpc.test_proxy import echo
 
 EXAMPLES = 10  # of each; for minutes: tests/nightly/test_properties.py
 MAY_BE_ASKED = {"ModelInfer", "ModelStreamInfer"}
@@ -124,8 +125,7 @@ def test_a_triton_that_sends_anything(sessions):
             async def one():
                 async with wire_to(proxy.address) as wire:
                     wire.greet()
-                    wire.send(frames.header_block(1, head_of(), end=False))
-                    wire.send(frame(frames.DATA, 1, 1, prefixed(request_of())))
+                    wire.send(request(1))
                     async with asyncio.timeout(8):
                         while True:
                             kind, flags, of, _ = await wire.next()

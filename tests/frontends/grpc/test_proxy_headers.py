@@ -14,15 +14,17 @@ from tests.frontends.grpc.proxy_listener import (
     INFER,
     STREAM,
     Wire,
+    begin,
+    complete,
+    echo,
     frame,
     head_of,
     prefixed,
     proxy_before,
     request_of,
+    status,
     wire_to,
 )
-from tests.frontends.grpc.test_proxy import echo
-from tests.frontends.grpc.test_proxy_ends import status
 from tests.grpc_calls import SERVICE
 
 INVALID_ARGUMENT, RESOURCE_EXHAUSTED, UNIMPLEMENTED, INTERNAL = 3, 8, 12, 13
@@ -54,75 +56,65 @@ UNKNOWN_ENCODING = (b"grpc-encoding", b"snappy")
 
 
 @pytest.mark.parametrize("path", [INFER, STREAM])
-async def test_unknown_encoding_is_told_the_known_ones(path):
+async def test_unknown_encoding_is_told_the_known_ones(proxy, wire, path):
     """As the compression of gRPC has it, so that the caller may choose another one."""
-    async with proxy_before(echo) as proxy, wire_to(proxy.address) as wire:
-        wire.greet()
-        wire.send(frames.header_block(1, head_of(path, UNKNOWN_ENCODING), end=False))
-        wire.send(frame(frames.DATA, frames.END_STREAM, 1, prefixed(request_of())))
-        _, block = await wire.answer(1)
-        trailers = dict(Decoder().decode(block, raw=True))
-        assert trailers[b"grpc-status"] == b"%d" % UNIMPLEMENTED
-        assert trailers[b"grpc-accept-encoding"] == b"identity,deflate,gzip"
-        assert b"'snappy'" in trailers[b"grpc-message"]
-        assert b"identity, deflate and gzip" in trailers[b"grpc-message"]
-        if path == INFER:
-            assert proxy.counted("UNIMPLEMENTED") == 1
+    wire.send(begin(1, path, UNKNOWN_ENCODING))
+    wire.send(complete(1))
+    _, block = await wire.answer(1)
+    trailers = dict(Decoder().decode(block, raw=True))
+    assert trailers[b"grpc-status"] == b"%d" % UNIMPLEMENTED
+    assert trailers[b"grpc-accept-encoding"] == b"identity,deflate,gzip"
+    assert b"'snappy'" in trailers[b"grpc-message"]
+    assert b"identity, deflate and gzip" in trailers[b"grpc-message"]
+    if path == INFER:
+        assert proxy.counted("UNIMPLEMENTED") == 1
 
 
 @pytest.mark.parametrize("path", [INFER, STREAM])
-async def test_odd_headers_are_the_callers_fault_and_others_go_on(path):
-    async with proxy_before(echo) as proxy, wire_to(proxy.address) as wire:
-        wire.greet()
-        for number, (name, odd) in enumerate(ODD.items()):
-            with case(name):
-                _, trailers = await answered(wire, 4 * number + 1, head_of(path, odd))
-                assert status(trailers) == INVALID_ARGUMENT
-                assert odd[0] in trailers
-                data, _ = await answered(wire, 4 * number + 3, head_of(INFER))
-                assert len(data) > 5
-                assert proxy.in_flight("m") == 0
+async def test_odd_headers_are_the_callers_fault_and_others_go_on(proxy, wire, path):
+    for number, (name, odd) in enumerate(ODD.items()):
+        with case(name):
+            _, trailers = await answered(wire, 4 * number + 1, head_of(path, odd))
+            assert status(trailers) == INVALID_ARGUMENT
+            assert odd[0] in trailers
+            data, _ = await answered(wire, 4 * number + 3, head_of(INFER))
+            assert len(data) > 5
+            assert proxy.in_flight("m") == 0
 
 
 @pytest.mark.parametrize("path", [INFER, STREAM, LIVE])
-async def test_a_call_without_te_trailers_is_told_so(path):
+async def test_a_call_without_te_trailers_is_told_so(proxy, wire, path):
     """The C core of gRPC resets the stream without a word, and never begins with the call."""
     head = [(b":method", b"POST"), (b":scheme", b"http"), (b":path", path.encode())]
     head += [(b":authority", b"x"), (b"content-type", b"application/grpc")]
-    async with proxy_before(echo) as proxy, wire_to(proxy.address) as wire:
-        wire.greet()
-        _, trailers = await answered(wire, 1, b"\x20" + encoded(head))
-        assert status(trailers) == INVALID_ARGUMENT
-        assert b"te must be trailers" in trailers
+    _, trailers = await answered(wire, 1, b"\x20" + encoded(head))
+    assert status(trailers) == INVALID_ARGUMENT
+    assert b"te must be trailers" in trailers
 
 
 @pytest.mark.parametrize("path", [INFER, STREAM, LIVE])
-async def test_unknown_compressed_flag_is_refused(path):
+async def test_unknown_compressed_flag_is_refused(proxy, wire, path):
     """The C core of gRPC hands an empty message on."""
-    async with proxy_before(echo) as proxy, wire_to(proxy.address) as wire:
-        wire.greet()
-        message = b"\2" + prefixed(request_of())[1:]
-        wire.send(frames.header_block(1, head_of(path), end=False))
-        wire.send(frame(frames.DATA, frames.END_STREAM, 1, message))
-        data, trailers = await wire.answer(1)
-        assert (data, status(trailers)) == (b"", UNIMPLEMENTED)
-        assert b"compressed flag 2" in trailers
-        assert len((await answered(wire, 3, head_of(INFER)))[0]) > 5
-        assert proxy.in_flight("m") == 0
+    message = b"\2" + prefixed(request_of())[1:]
+    wire.send(begin(1, path))
+    wire.send(frame(frames.DATA, frames.END_STREAM, 1, message))
+    data, trailers = await wire.answer(1)
+    assert (data, status(trailers)) == (b"", UNIMPLEMENTED)
+    assert b"compressed flag 2" in trailers
+    assert len((await answered(wire, 3, head_of(INFER)))[0]) > 5
+    assert proxy.in_flight("m") == 0
 
 
-async def test_a_long_name_of_a_header_is_cut_in_the_error():
-    async with proxy_before(echo) as proxy, wire_to(proxy.address) as wire:
-        wire.greet()
-        for number, name in enumerate((b"a" * 9000 + b"-bin", b"a/" * 4500)):
-            _, trailers = await answered(wire, 2 * number + 1, head_of(INFER, (name, b"!!")))
-            assert status(trailers) == INVALID_ARGUMENT
-            assert len(trailers) < SHORT
+async def test_a_long_name_of_a_header_is_cut_in_the_error(proxy, wire):
+    for number, name in enumerate((b"a" * 9000 + b"-bin", b"a/" * 4500)):
+        _, trailers = await answered(wire, 2 * number + 1, head_of(INFER, (name, b"!!")))
+        assert status(trailers) == INVALID_ARGUMENT
+        assert len(trailers) < SHORT
 
 
 async def answered(wire: Wire, stream_id: int, head: bytes) -> tuple[bytes, bytes]:
     wire.send(frames.header_block(stream_id, head, end=False))
-    wire.send(frame(frames.DATA, frames.END_STREAM, stream_id, prefixed(request_of())))
+    wire.send(complete(stream_id))
     return await wire.answer(stream_id)
 
 
@@ -144,13 +136,11 @@ FINE = {
 }
 
 
-async def test_unusual_headers_pass():
-    async with proxy_before(echo) as proxy, wire_to(proxy.address) as wire:
-        wire.greet()
-        for number, (name, more) in enumerate(FINE.items()):
-            with case(name):
-                data, _ = await answered(wire, 2 * number + 1, head_of(INFER, more))
-                assert len(data) > 5
+async def test_unusual_headers_pass(proxy, wire):
+    for number, (name, more) in enumerate(FINE.items()):
+        with case(name):
+            data, _ = await answered(wire, 2 * number + 1, head_of(INFER, more))
+            assert len(data) > 5
 
 
 class _Echoing(grpc.GenericRpcHandler):
@@ -188,10 +178,10 @@ TOO_LARGE = {
 @pytest.mark.parametrize("is_grpc", [True, False], ids=["gRPC", "not gRPC"])
 @pytest.mark.parametrize(("count", "size"), TOO_LARGE.values(), ids=TOO_LARGE)
 async def test_headers_over_the_limit_fail_their_call_and_others_go_on(
-    count, size, is_grpc, has_table
+    proxy, count, size, is_grpc, has_table
 ):
     """As grpc answers them, others as RFC 6585 has it; what they put into the table stays there."""
-    async with proxy_before(echo) as proxy, wire_to(proxy.address) as wire:
+    async with wire_to(proxy.address) as wire:
         encoder = Encoder()
         usual = list(Decoder().decode(head_of()[1:], raw=True))
         if not is_grpc:
@@ -217,37 +207,33 @@ async def test_headers_over_the_limit_fail_their_call_and_others_go_on(
         block = encoder.encode([*usual, (b"last", b"kept")], huffman=False)
         assert (b"kept" in block) is not has_table  # it is sent by its place in the table
         wire.send(frames.header_block(3, block, end=False))
-        wire.send(frame(frames.DATA, frames.END_STREAM, 3, prefixed(request_of())))
+        wire.send(complete(3))
         data, _ = await wire.answer(3)
         assert len(data) > 5
 
 
-async def test_headers_over_four_times_the_limit_end_a_connection_with_a_table():
-    async with proxy_before(echo) as proxy, wire_to(proxy.address) as wire:
+async def test_headers_over_four_times_the_limit_end_a_connection_with_a_table(proxy):
+    async with wire_to(proxy.address) as wire:
         wire.send(frames.PREFACE, frames.settings({}))
         wire.send(frame(frames.HEADERS, frames.END_HEADERS, 1, head_of()[1:] + b"\x82" * 600))
         assert await wire.ended_with() == Code.ENHANCE_YOUR_CALM
 
 
-async def test_128_headers_pass():
+async def test_128_headers_pass(proxy, wire):
     more = [(f"x-{i}".encode(), b"v" * 100) for i in range(122)]
-    async with proxy_before(echo) as proxy, wire_to(proxy.address) as wire:
-        wire.greet()
-        wire.send(frames.header_block(1, head_of(INFER, *more), end=False))
-        wire.send(frame(frames.DATA, frames.END_STREAM, 1, prefixed(request_of())))
-        data, _ = await wire.answer(1)
-        assert len(data) > 5
+    wire.send(begin(1, INFER, *more))
+    wire.send(complete(1))
+    data, _ = await wire.answer(1)
+    assert len(data) > 5
 
 
-async def test_a_call_whose_time_is_up_when_it_comes_is_late():
-    async with proxy_before(echo) as proxy, wire_to(proxy.address) as wire:
-        wire.greet()
-        block = head_of(INFER, (b"grpc-timeout", b"0m"))
-        wire.send(frames.header_block(1, block, end=False))
-        wire.send(frame(frames.DATA, frames.END_STREAM, 1, prefixed(request_of())))
-        _, trailers = await wire.answer(1)
-        assert status(trailers) == grpc.StatusCode.DEADLINE_EXCEEDED.value[0]
-        assert proxy.methods == set()
+async def test_a_call_whose_time_is_up_when_it_comes_is_late(proxy, wire):
+    block = head_of(INFER, (b"grpc-timeout", b"0m"))
+    wire.send(frames.header_block(1, block, end=False))
+    wire.send(complete(1))
+    _, trailers = await wire.answer(1)
+    assert status(trailers) == grpc.StatusCode.DEADLINE_EXCEEDED.value[0]
+    assert proxy.methods == set()
 
 
 @rows(
@@ -265,7 +251,7 @@ async def test_only_the_media_types_of_grpc_are_grpc(kind, http_status):
     async with proxy_before(echo) as proxy, wire_to(proxy.address) as wire:
         wire.greet()
         wire.send(frames.header_block(1, b"\x20" + encoded(headers), end=False))
-        wire.send(frame(frames.DATA, frames.END_STREAM, 1, prefixed(request_of())))
+        wire.send(complete(1))
         while (found := await wire.next())[0] != frames.HEADERS:
             pass
         assert (b":status", http_status) in Decoder().decode(found[3], raw=True)

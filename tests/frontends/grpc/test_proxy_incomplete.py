@@ -8,19 +8,20 @@ import pytest
 from adapter.relay import frames
 from adapter.relay.frames import Code
 from tests.cases import case
-from tests.fakes.http2_triton import answer, scripted_triton
+from tests.fakes.http2_triton import answer
 from tests.frontends.grpc.proxy_listener import (
     INFER,
     STREAM,
+    begin,
+    echo,
     frame,
     head_of,
     prefixed,
     proxy_before,
     request_of,
+    status,
     wire_to,
 )
-from tests.frontends.grpc.test_proxy import echo
-from tests.frontends.grpc.test_proxy_ends import status
 from tests.grpc_calls import SERVICE
 
 INTERNAL, DEADLINE_EXCEEDED = (
@@ -54,34 +55,31 @@ async def answered(proxy, path, pieces, *more, end=True):
 
 
 @pytest.mark.parametrize("path", [INFER, READY, LIVE, LOAD])
-async def test_a_message_that_breaks_off_is_answered_at_once(path):
-    async with proxy_before(echo) as proxy:
-        for size in (0, 1, 3, 5, 6, 9, 10, 20, len(MESSAGE) - 1):
-            with case(size):
-                trailers = await answered(proxy, path, [MESSAGE[:size]])
-                assert status(trailers) == INTERNAL
-                assert b"before its message was complete" in trailers
-                await proxy.until_at_rest()
+async def test_a_message_that_breaks_off_is_answered_at_once(proxy, path):
+    for size in (0, 1, 3, 5, 6, 9, 10, 20, len(MESSAGE) - 1):
+        with case(size):
+            trailers = await answered(proxy, path, [MESSAGE[:size]])
+            assert status(trailers) == INTERNAL
+            assert b"before its message was complete" in trailers
+            await proxy.until_at_rest()
 
 
 @pytest.mark.parametrize("path", [INFER, READY])
-async def test_a_call_without_a_message_is_answered_at_once(path):
-    async with proxy_before(echo) as proxy:
-        trailers = await answered(proxy, path, [])
-        assert status(trailers) == INTERNAL
-        assert b"the request ended after 0 bytes" in trailers
+async def test_a_call_without_a_message_is_answered_at_once(proxy, path):
+    trailers = await answered(proxy, path, [])
+    assert status(trailers) == INTERNAL
+    assert b"the request ended after 0 bytes" in trailers
 
 
 @pytest.mark.parametrize("name", ["m", "team/a"])
 @pytest.mark.parametrize("last", [b"", b"x"])
-async def test_a_message_of_many_frames_that_breaks_off_is_answered_at_once(name, last):
+async def test_a_message_of_many_frames_that_breaks_off_is_answered_at_once(proxy, name, last):
     message = prefixed(request_of(name, *[1.0] * 100_000))[:-2]
     pieces = [message[at : at + 2**14] for at in range(0, len(message), 2**14)]
-    async with proxy_before(echo) as proxy:
-        trailers = await answered(proxy, INFER, [*pieces, last])
-        assert status(trailers) == INTERNAL
-        assert b"before its message was complete" in trailers
-        await proxy.until_at_rest()
+    trailers = await answered(proxy, INFER, [*pieces, last])
+    assert status(trailers) == INTERNAL
+    assert b"before its message was complete" in trailers
+    await proxy.until_at_rest()
 
 
 BADLY_PACKED = {
@@ -93,11 +91,10 @@ BADLY_PACKED = {
 
 
 @pytest.mark.parametrize("path", [INFER, READY])
-async def test_a_message_that_cannot_be_unpacked_is_answered(path):
-    async with proxy_before(echo) as proxy:
-        for name, (message, more) in BADLY_PACKED.items():
-            with case(name):
-                assert status(await answered(proxy, path, [message], *more)) != 0
+async def test_a_message_that_cannot_be_unpacked_is_answered(proxy, path):
+    for name, (message, more) in BADLY_PACKED.items():
+        with case(name):
+            assert status(await answered(proxy, path, [message], *more)) != 0
 
 
 async def test_a_stream_without_messages_is_answered_as_it_was():
@@ -120,23 +117,17 @@ async def test_large_unfinished_message_is_given_up():
         assert b"BackendTimeout: the request did not come in time" in trailers
 
 
-async def test_answer_before_whole_request_ends_its_stream():
+async def test_answer_before_whole_request_ends_its_stream(proxy, upstream, wire):
     """Triton gets RST_STREAM, as the request's stream would stay open there, and the client gets
     one, as the rest of its request is not needed.
     """
-    async with (
-        proxy_before(echo) as proxy,
-        scripted_triton(proxy) as behind,
-        wire_to(proxy.address) as wire,
-    ):
-        wire.greet()
-        pieces = [LARGE[at : at + frames.FRAME_BYTES] for at in range(0, 2**18, frames.FRAME_BYTES)]
-        wire.send(frames.header_block(1, head_of(), end=False))
-        wire.send(*(frame(frames.DATA, 0, 1, piece) for piece in pieces))
-        triton = await behind.accepted()
-        await triton.until(frames.DATA, 1)
-        triton.send(answer(1))
-        no_error = Code.NO_ERROR.to_bytes(4)
-        assert await triton.until(frames.RST_STREAM, 1) == (0, 1, no_error)
-        assert await wire.until(frames.RST_STREAM, 1) == (0, 1, no_error)
-        await proxy.until_free("m")
+    pieces = [LARGE[at : at + frames.FRAME_BYTES] for at in range(0, 2**18, frames.FRAME_BYTES)]
+    wire.send(begin(1))
+    wire.send(*(frame(frames.DATA, 0, 1, piece) for piece in pieces))
+    triton = await upstream.accepted()
+    await triton.until(frames.DATA, 1)
+    triton.send(answer(1))
+    no_error = Code.NO_ERROR.to_bytes(4)
+    assert await triton.until(frames.RST_STREAM, 1) == (0, 1, no_error)
+    assert await wire.until(frames.RST_STREAM, 1) == (0, 1, no_error)
+    await proxy.until_free("m")

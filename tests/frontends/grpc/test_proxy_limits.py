@@ -14,19 +14,23 @@ from adapter.relay.flow_control import STREAM_WINDOW
 from adapter.relay.frames import Code
 from adapter.runtime import byte_budget
 from adapter.runtime.byte_budget import ByteBudget
-from tests.fakes.http2_triton import scripted_triton
 from tests.frontends.grpc.proxy_listener import (
     INFER,
+    MIB,
+    begin,
+    big_request,
     channel_to,
+    data_frames,
+    echo,
     frame,
     head_of,
     prefixed,
     proxy_before,
+    refusal,
     request_of,
+    until,
     wire_to,
 )
-from tests.frontends.grpc.test_proxy import echo, refusal
-from tests.frontends.grpc.test_proxy_flow_control import MIB, big_request, pieces
 from tests.grpc_calls import SERVICE
 
 # -- content-length: RFC 9113 section 8.1.1
@@ -34,19 +38,17 @@ from tests.grpc_calls import SERVICE
 
 def with_length(length: int | bytes, stream_id: int = 1) -> bytes:
     text = length if isinstance(length, bytes) else str(length).encode()
-    return frames.header_block(stream_id, head_of(INFER, (b"content-length", text)), end=False)
+    return begin(stream_id, INFER, (b"content-length", text))
 
 
 @pytest.mark.parametrize("name", ["m", "team/a"])
-async def test_a_call_that_says_its_length_is_served(name):
+async def test_a_call_that_says_its_length_is_served(proxy, wire, name):
     message = prefixed(request_of(name))
-    async with proxy_before(echo) as proxy, wire_to(proxy.address) as wire:
-        wire.greet()
-        wire.send(with_length(len(message)), frame(frames.DATA, 0, 1, message[:9]))
-        wire.send(frame(frames.DATA, frames.END_STREAM, 1, message[9:]))
-        data, _ = await wire.answer(1)
-        assert len(data) > 5
-        assert proxy.counted("OK") == (1 if name == "m" else 0)  # it went straight
+    wire.send(with_length(len(message)), frame(frames.DATA, 0, 1, message[:9]))
+    wire.send(frame(frames.DATA, frames.END_STREAM, 1, message[9:]))
+    data, _ = await wire.answer(1)
+    assert len(data) > 5
+    assert proxy.counted("OK") == (1 if name == "m" else 0)  # it went straight
 
 
 @pytest.mark.parametrize("name", ["m", "team/a"])
@@ -63,53 +65,38 @@ async def test_wrong_length_ends_stream_before_any_model(difference, name):
         wire.greet()
         wire.send(with_length(len(message) + difference))
         wire.send(frame(frames.DATA, frames.END_STREAM, 1, message))
-        _, _, code = await wire.until(frames.RST_STREAM, 1)
-        assert int.from_bytes(code) == Code.PROTOCOL_ERROR
+        assert await wire.reset_of(1) == Code.PROTOCOL_ERROR
         wire.send(with_length(len(message), 3), frame(frames.DATA, frames.END_STREAM, 3, message))
         await wire.answer(3)
         assert len(asked) == 1
         assert proxy.in_flight("m") == 0
 
 
-async def test_late_wrong_length_reaches_no_model():
+async def test_late_wrong_length_reaches_no_model(proxy, upstream, wire):
     message = prefixed(big_request("m", STREAM_WINDOW))
-    most = 36 * (2**14 + 9)  # so much that more of the window is given, and less than all of it
-    async with (
-        proxy_before(echo) as proxy,
-        scripted_triton(proxy) as behind,
-        wire_to(proxy.address) as wire,
-    ):
-        wire.greet()
-        wire.send(with_length(len(message) + 1), pieces(1, message)[:most])
-        triton = await behind.accepted({frames.INITIAL_WINDOW_SIZE: MIB})
-        triton.send(frames.window_update(0, MIB))
-        await wire.until(frames.WINDOW_UPDATE, 1)
-        wire.send(pieces(1, message)[most:])
-        _, _, code = await wire.until(frames.RST_STREAM, 1)
-        assert int.from_bytes(code) == Code.PROTOCOL_ERROR
-        _, _, code = await triton.until(frames.RST_STREAM, 1)
-        assert int.from_bytes(code) == Code.CANCEL
-        taken = [f for f in triton.got if f[0] == frames.DATA and f[1] & frames.END_STREAM]
-        assert taken == []
-        await proxy.until_free("m")
+    most = 36  # frames: so much that more of the window is given, and less than all of it
+    wire.send(with_length(len(message) + 1), *data_frames(1, message)[:most])
+    triton = await upstream.accepted({frames.INITIAL_WINDOW_SIZE: MIB})
+    triton.send(frames.window_update(0, MIB))
+    await wire.until(frames.WINDOW_UPDATE, 1)
+    wire.send(*data_frames(1, message)[most:])
+    assert await wire.reset_of(1) == Code.PROTOCOL_ERROR
+    assert await triton.reset_of(1) == Code.CANCEL
+    taken = [f for f in triton.got if f[0] == frames.DATA and f[1] & frames.END_STREAM]
+    assert taken == []
+    await proxy.until_free("m")
 
 
 @pytest.mark.parametrize("length", [b"", b"-1", b"1, 1", b"one", b"9" * 30])
-async def test_a_length_that_is_none_ends_the_stream(length):
-    async with proxy_before(echo) as proxy, wire_to(proxy.address) as wire:
-        wire.greet()
-        wire.send(with_length(length))
-        _, _, code = await wire.until(frames.RST_STREAM, 1)
-        assert int.from_bytes(code) == Code.PROTOCOL_ERROR
+async def test_a_length_that_is_none_ends_the_stream(proxy, wire, length):
+    wire.send(with_length(length))
+    assert await wire.reset_of(1) == Code.PROTOCOL_ERROR
 
 
-async def test_a_length_and_no_body_ends_the_stream():
-    async with proxy_before(echo) as proxy, wire_to(proxy.address) as wire:
-        wire.greet()
-        block = head_of(INFER, (b"content-length", b"7"))
-        wire.send(frames.header_block(1, block, end=True))
-        _, _, code = await wire.until(frames.RST_STREAM, 1)
-        assert int.from_bytes(code) == Code.PROTOCOL_ERROR
+async def test_a_length_and_no_body_ends_the_stream(proxy, wire):
+    block = head_of(INFER, (b"content-length", b"7"))
+    wire.send(frames.header_block(1, block, end=True))
+    assert await wire.reset_of(1) == Code.PROTOCOL_ERROR
 
 
 # -- of one message
@@ -152,19 +139,12 @@ async def test_a_load_may_bring_files_above_the_limit_of_other_calls():
 # -- of all together
 
 
-async def until(condition) -> None:
-    async with asyncio.timeout(10):
-        while not condition():  # noqa: ASYNC110 - no event tells
-            await asyncio.sleep(0.01)
-
-
 BEGUN = prefixed(big_request("m", MIB))
 
 
 def begun(stream_id: int = 1, count: int = 1) -> bytes:
     """A large request, and so many of its DATA frames."""
-    block = frames.header_block(stream_id, head_of(), end=False)
-    return block + pieces(stream_id, BEGUN)[: count * (2**14 + 9)]
+    return begin(stream_id) + b"".join(data_frames(stream_id, BEGUN)[:count])
 
 
 @asynccontextmanager
@@ -173,18 +153,6 @@ async def all_taken(budget: ByteBudget) -> AsyncIterator[HeldBody]:
     with HeldBody(budget, 2**30, is_reading=lambda: False) as other:
         await other.take(budget.limit)
         yield other
-
-
-async def test_what_is_announced_and_does_not_come_keeps_nobody_waiting():
-    async with (
-        proxy_before(echo, max_inflight_bytes=MIB) as proxy,
-        wire_to(proxy.address) as slow,
-        channel_to(proxy.address) as channel,
-    ):
-        slow.greet()
-        slow.send(begun(1), begun(3), begun(5))
-        await until(lambda: proxy.server._context.budget.held > 2**15)
-        assert len(await channel.unary_unary(INFER)(big_request("m", MIB // 2))) > MIB // 2
 
 
 async def test_large_requests_wait_for_room_and_small_ones_go_on_beside_them():
@@ -274,7 +242,7 @@ async def test_what_waits_is_refused_where_it_keeps_out_what_need_not_wait():
             wire.greet()
             wire.send(begun(1, 32), begun(3, 32))
             await until(lambda: budget.held == 2 * MIB)
-            wire.send(frames.header_block(5, head_of(), end=False))
+            wire.send(begin(5))
             _, trailers = await wire.answer(3)
             assert b"too much is on its way to Triton" in trailers
             small = prefixed(request_of())

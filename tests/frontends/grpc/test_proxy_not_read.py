@@ -7,31 +7,21 @@ import pytest
 
 from adapter.relay import frames
 from adapter.relay.flow_control import STREAM_WINDOW
-from tests.fakes.http2_triton import pour, scripted_triton
+from tests.fakes.http2_triton import pour
 from tests.frontends.grpc.proxy_listener import (
+    MIB,
     Wire,
+    begin,
+    big_request,
     frame,
-    head_of,
     prefixed,
-    proxy_before,
+    request,
+    until,
     wire_to,
 )
-from tests.frontends.grpc.test_proxy import echo
-from tests.frontends.grpc.test_proxy_flow_control import (
-    ALL,
-    MIB,
-    big_request,
-    held,
-    request,
-)
+from tests.frontends.grpc.test_proxy_flow_control import ALL, held
 
 UNSENT = 2**19  # bytes that were written to a peer that reads nothing
-
-
-async def until(condition, seconds: float = 10) -> None:
-    async with asyncio.timeout(seconds):
-        while not condition():  # noqa: ASYNC110 - no event tells
-            await asyncio.sleep(0.02)
 
 
 async def come_to_rest(proxy) -> None:
@@ -42,90 +32,76 @@ async def come_to_rest(proxy) -> None:
 
 
 @pytest.mark.slow
-async def test_a_triton_that_reads_nothing_is_no_reason_to_hold_more():
+async def test_a_triton_that_reads_nothing_is_no_reason_to_hold_more(proxy, upstream):
     callers, size = 8, 16 * MIB
-    async with proxy_before(echo) as proxy, scripted_triton(proxy) as behind:
 
-        async def send(wire):
-            wire.greet()
-            wire.send(frames.header_block(1, head_of(), end=False))
-            message = prefixed(big_request("m", size))
-            wire.send(frame(frames.DATA, 0, 1, message[:1000]))
-            triton = await behind.accepted({frames.INITIAL_WINDOW_SIZE: ALL})
-            triton.reader._transport.pause_reading()
-            triton.send(frames.window_update(0, ALL - 65_535))
-            at, room = 1000, STREAM_WINDOW - 1000
-            while at < len(message):
-                if room < 2**14:
-                    _, _, more = await wire.until(frames.WINDOW_UPDATE, 1)
-                    room += int.from_bytes(more)
-                    continue
-                piece = message[at : at + 2**14]
-                at, room = at + len(piece), room - len(piece)
-                wire.send(frame(frames.DATA, int(at == len(message)), 1, piece))
+    async def send(wire):
+        wire.greet()
+        wire.send(begin(1))
+        message = prefixed(big_request("m", size))
+        wire.send(frame(frames.DATA, 0, 1, message[:1000]))
+        triton = await upstream.accepted({frames.INITIAL_WINDOW_SIZE: ALL})
+        triton.reader._transport.pause_reading()
+        triton.send(frames.window_update(0, ALL - 65_535))
+        at, room = 1000, STREAM_WINDOW - 1000
+        while at < len(message):
+            if room < 2**14:
+                _, _, more = await wire.until(frames.WINDOW_UPDATE, 1)
+                room += int.from_bytes(more)
+                continue
+            piece = message[at : at + 2**14]
+            at, room = at + len(piece), room - len(piece)
+            wire.send(frame(frames.DATA, int(at == len(message)), 1, piece))
 
-        async with AsyncExitStack() as stack:
-            wires = [
-                await stack.enter_async_context(wire_to(proxy.address)) for _ in range(callers)
-            ]
-            sending = [asyncio.create_task(send(wire)) for wire in wires]
-            await until(
-                lambda: all(
-                    s.upstreams and s.upstreams[0].is_paused for s in proxy.server._sessions
-                )
-            )
-            await until(lambda: len(proxy.server._sessions) == callers)
-            assert 0 < held(proxy) < callers * (STREAM_WINDOW + UNSENT)
-            for writer in behind.writers:
-                writer.transport.resume_reading()
-            await asyncio.gather(*(drained(behind, size) for _ in sending), *sending)
+    async with AsyncExitStack() as stack:
+        wires = [await stack.enter_async_context(wire_to(proxy.address)) for _ in range(callers)]
+        sending = [asyncio.create_task(send(wire)) for wire in wires]
+        await until(
+            lambda: all(s.upstreams and s.upstreams[0].is_paused for s in proxy.server._sessions)
+        )
+        await until(lambda: len(proxy.server._sessions) == callers)
+        assert 0 < held(proxy) < callers * (STREAM_WINDOW + UNSENT)
+        for writer in upstream.writers:
+            writer.transport.resume_reading()
+        await asyncio.gather(*(drained(upstream, size) for _ in sending), *sending)
 
 
-async def drained(behind, size):
+async def drained(upstream, size):
     """One of its connections, which has one request."""
     read = 0
-    reader, writer = behind.pairs.pop()
+    reader, writer = upstream.pairs.pop()
     wire = Wire(reader, writer)
     while read < size:
         read += len((await wire.until(frames.DATA, 1))[2])
 
 
-async def test_a_caller_that_reads_nothing_is_no_reason_to_hold_more():
-    async with (
-        proxy_before(echo) as proxy,
-        scripted_triton(proxy) as behind,
-        wire_to(proxy.address) as wire,
-    ):
-        wire.greet({frames.INITIAL_WINDOW_SIZE: ALL})
-        wire.send(frames.window_update(0, ALL - 65_535), request(1))
-        triton = await behind.accepted()
-        await triton.until(frames.DATA, 1)
-        wire.reader._transport.pause_reading()
-        whole = prefixed(bytes(32 * MIB - 5))
-        pouring = asyncio.create_task(pour(triton, 1, whole))
-        (session,) = proxy.server._sessions
-        await until(lambda: session.is_paused and session.upstreams[0].buffered > 0)
-        await come_to_rest(proxy)
-        assert 0 < held(proxy) < STREAM_WINDOW + UNSENT
-        wire.reader._transport.resume_reading()
-        read = 0
-        while read < 32 * MIB:
-            read += len((await wire.until(frames.DATA, 1))[2])
-        await wire.until(frames.HEADERS, 1)
-        await pouring
+async def test_a_caller_that_reads_nothing_is_no_reason_to_hold_more(proxy, upstream, wire):
+    wire.send(frames.settings({frames.INITIAL_WINDOW_SIZE: ALL}))
+    wire.send(frames.window_update(0, ALL - 65_535), request(1))
+    triton = await upstream.accepted()
+    await triton.until(frames.DATA, 1)
+    wire.reader._transport.pause_reading()
+    whole = prefixed(bytes(32 * MIB - 5))
+    pouring = asyncio.create_task(pour(triton, 1, whole))
+    (session,) = proxy.server._sessions
+    await until(lambda: session.is_paused and session.upstreams[0].buffered > 0)
+    await come_to_rest(proxy)
+    assert 0 < held(proxy) < STREAM_WINDOW + UNSENT
+    wire.reader._transport.resume_reading()
+    await wire.data(1, 32 * MIB)
+    await wire.until(frames.HEADERS, 1)
+    await pouring
 
 
 @pytest.mark.slow
-async def test_who_makes_us_answer_and_reads_nothing_is_cut_off():
-    async with proxy_before(echo) as proxy, wire_to(proxy.address) as wire:
-        wire.greet()
-        await until(lambda: proxy.server._sessions)
-        (session,) = proxy.server._sessions
-        wire.reader._transport.pause_reading()
-        async with asyncio.timeout(10):
-            while not session.ended.is_set():
-                wire.send(frame(frames.PING, 0, 0, bytes(8)) * 1000)
-                # those limits are not what this is about
-                session.glitches = session.small_frames = 0
-                await asyncio.sleep(0)
-        assert held(proxy) < 4 * MIB
+async def test_who_makes_us_answer_and_reads_nothing_is_cut_off(proxy, wire):
+    await until(lambda: proxy.server._sessions)
+    (session,) = proxy.server._sessions
+    wire.reader._transport.pause_reading()
+    async with asyncio.timeout(10):
+        while not session.ended.is_set():
+            wire.send(frame(frames.PING, 0, 0, bytes(8)) * 1000)
+            # those limits are not what this is about
+            session.glitches = session.small_frames = 0
+            await asyncio.sleep(0)
+    assert held(proxy) < 4 * MIB

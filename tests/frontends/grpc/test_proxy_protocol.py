@@ -13,69 +13,66 @@ from tests.fakes.http2_triton import scripted_triton
 from tests.frontends.grpc.proxy_listener import (
     INFER,
     Wire,
+    begin,
     channel_to,
+    complete,
+    echo,
     frame,
     head_of,
     prefixed,
     proxy_before,
+    request,
     request_of,
     wire_to,
 )
-from tests.frontends.grpc.test_proxy import echo
 
 MIB = 2**20
 FIRST_OF_TABLE = b"\xbe"
 
 
 @pytest.mark.parametrize("name", ["m", "team/a"])
-async def test_a_client_with_a_window_of_one_byte_gets_all(name):
-    async with proxy_before(echo) as proxy, wire_to(proxy.address) as wire:
-        wire.greet({frames.INITIAL_WINDOW_SIZE: 1})
-        wire.send(frames.header_block(1, head_of(), end=False))
-        wire.send(frame(frames.DATA, frames.END_STREAM, 1, prefixed(request_of(name))))
-        data, ended = b"", False
-        while not ended:
-            kind, flags, stream_id, payload = await wire.next()
-            if stream_id != 1:
-                continue
-            if kind == frames.DATA:
-                assert len(payload) <= 1
-                data += payload
-                wire.send(frames.window_update(1, 1))
-            ended = bool(flags & frames.END_STREAM and kind == frames.HEADERS)
-        assert pb.ModelInferResponse.FromString(data[5:]).model_name == name
+async def test_a_client_with_a_window_of_one_byte_gets_all(proxy, wire, name):
+    wire.send(frames.settings({frames.INITIAL_WINDOW_SIZE: 1}))
+    wire.send(request(1, name))
+    data, ended = b"", False
+    while not ended:
+        kind, flags, stream_id, payload = await wire.next()
+        if stream_id != 1:
+            continue
+        if kind == frames.DATA:
+            assert len(payload) <= 1
+            data += payload
+            wire.send(frames.window_update(1, 1))
+        ended = bool(flags & frames.END_STREAM and kind == frames.HEADERS)
+    assert pb.ModelInferResponse.FromString(data[5:]).model_name == name
 
 
 @pytest.mark.parametrize("name", ["m", "team/a"])
-async def test_a_request_in_single_bytes_is_understood(name):
-    async with proxy_before(echo) as proxy, wire_to(proxy.address) as wire:
-        wire.greet()
-        wire.send(frames.header_block(1, head_of(), end=False))
-        message = prefixed(request_of(name))
-        for i in range(len(message)):
-            end = frames.END_STREAM if i == len(message) - 1 else 0
-            wire.send(frame(frames.DATA, end, 1, message[i : i + 1]))
-        data, _ = await wire.answer(1)
-        assert pb.ModelInferResponse.FromString(data[5:]).model_name == name
+async def test_a_request_in_single_bytes_is_understood(proxy, wire, name):
+    wire.send(begin(1))
+    message = prefixed(request_of(name))
+    for i in range(len(message)):
+        end = frames.END_STREAM if i == len(message) - 1 else 0
+        wire.send(frame(frames.DATA, end, 1, message[i : i + 1]))
+    data, _ = await wire.answer(1)
+    assert pb.ModelInferResponse.FromString(data[5:]).model_name == name
 
 
-async def test_padding_priorities_and_continuations_are_understood():
-    async with proxy_before(echo) as proxy, wire_to(proxy.address) as wire:
-        wire.greet()
-        block = head_of()
-        payload = b"\3" + bytes(5) + block[:10] + b"\0" * 3
-        flags = frames.PADDED | frames.HAS_PRIORITY
-        wire.send(frame(frames.HEADERS, flags, 1, payload))
-        wire.send(frame(frames.CONTINUATION, 0, 1, block[10:20]))
-        wire.send(frame(frames.CONTINUATION, frames.END_HEADERS, 1, block[20:]))
-        wire.send(frame(frames.PRIORITY, 0, 1, bytes(5)), frame(0xFA, 3, 9, b"unknown"))
-        data = b"\x05" + prefixed(request_of()) + bytes(5)
-        wire.send(frame(frames.DATA, frames.PADDED | frames.END_STREAM, 1, data))
-        answer, _ = await wire.answer(1)
-        assert pb.ModelInferResponse.FromString(answer[5:]).model_name == "m"
+async def test_padding_priorities_and_continuations_are_understood(proxy, wire):
+    block = head_of()
+    payload = b"\3" + bytes(5) + block[:10] + b"\0" * 3
+    flags = frames.PADDED | frames.HAS_PRIORITY
+    wire.send(frame(frames.HEADERS, flags, 1, payload))
+    wire.send(frame(frames.CONTINUATION, 0, 1, block[10:20]))
+    wire.send(frame(frames.CONTINUATION, frames.END_HEADERS, 1, block[20:]))
+    wire.send(frame(frames.PRIORITY, 0, 1, bytes(5)), frame(0xFA, 3, 9, b"unknown"))
+    data = b"\x05" + prefixed(request_of()) + bytes(5)
+    wire.send(frame(frames.DATA, frames.PADDED | frames.END_STREAM, 1, data))
+    answer, _ = await wire.answer(1)
+    assert pb.ModelInferResponse.FromString(answer[5:]).model_name == "m"
 
 
-ONE = frames.header_block(1, head_of(), end=False)
+ONE = begin(1)
 
 
 HEAD = frame(frames.HEADERS, frames.END_HEADERS, 1, head_of())
@@ -128,8 +125,8 @@ BROKEN = [
 
 
 @pytest.mark.usefixtures("one_second")
-async def test_what_breaks_the_protocol_ends_the_connection_with_its_code():
-    async with proxy_before(echo) as proxy, channel_to(proxy.address) as others:
+async def test_what_breaks_the_protocol_ends_the_connection_with_its_code(proxy):
+    async with channel_to(proxy.address) as others:
         for number, (sent, code) in enumerate(BROKEN):
             with case(number, sent[:100]):
                 async with wire_to(proxy.address) as wire:
@@ -150,44 +147,31 @@ async def test_what_breaks_the_protocol_ends_the_connection_with_its_code():
         (b"x", b"a\r\nb: c"),
     ],
 )
-async def test_malformed_headers_end_their_stream_alone(more):
-    async with proxy_before(echo) as proxy, wire_to(proxy.address) as wire:
-        wire.greet()
-        wire.send(frames.header_block(1, head_of(INFER, more), end=False))
-        _, _, payload = await wire.until(frames.RST_STREAM, 1)
-        assert int.from_bytes(payload) == Code.PROTOCOL_ERROR
-        wire.send(frames.header_block(3, head_of(), end=False))
-        wire.send(frame(frames.DATA, frames.END_STREAM, 3, prefixed(request_of())))
-        data, _ = await wire.answer(3)
-        assert len(data) > 5
+async def test_malformed_headers_end_their_stream_alone(proxy, wire, more):
+    wire.send(begin(1, INFER, more))
+    assert await wire.reset_of(1) == Code.PROTOCOL_ERROR
+    wire.send(request(3))
+    data, _ = await wire.answer(3)
+    assert len(data) > 5
 
 
-async def test_more_than_the_window_of_a_stream_ends_that_stream():
-    async with (
-        proxy_before(echo) as proxy,
-        scripted_triton(proxy) as behind,
-        wire_to(proxy.address) as wire,
-    ):
-        wire.greet()
-        wire.send(ONE)
-        message = prefixed(
-            pb.ModelInferRequest(
-                model_name="m", raw_input_contents=[bytes(MIB)]
-            ).SerializeToString()
-        )
-        wire.send(frame(frames.DATA, 0, 1, message[:1000]))
-        await behind.accepted()
-        for at in range(1000, STREAM_WINDOW, 2**14):
-            wire.send(frame(frames.DATA, 0, 1, message[at : at + 2**14]))
-        _, _, code = await wire.until(frames.RST_STREAM, 1)
-        assert int.from_bytes(code) == Code.FLOW_CONTROL_ERROR
-        await proxy.until_free("m")
+async def test_more_than_the_window_of_a_stream_ends_that_stream(proxy, upstream, wire):
+    wire.send(ONE)
+    message = prefixed(
+        pb.ModelInferRequest(model_name="m", raw_input_contents=[bytes(MIB)]).SerializeToString()
+    )
+    wire.send(frame(frames.DATA, 0, 1, message[:1000]))
+    await upstream.accepted()
+    for at in range(1000, STREAM_WINDOW, 2**14):
+        wire.send(frame(frames.DATA, 0, 1, message[at : at + 2**14]))
+    assert await wire.reset_of(1) == Code.FLOW_CONTROL_ERROR
+    await proxy.until_free("m")
 
 
 async def test_more_than_the_window_of_the_connection_ends_it():
     async with (
         proxy_before(echo, max_inflight_bytes=1) as proxy,
-        scripted_triton(proxy) as behind,
+        scripted_triton(proxy) as upstream,
         wire_to(proxy.address) as wire,
     ):
         wire.greet()
@@ -198,9 +182,9 @@ async def test_more_than_the_window_of_the_connection_ends_it():
             ).SerializeToString()
         )
         wire.send(ONE, frame(frames.DATA, 0, 1, message[:1000]))
-        await behind.accepted()
+        await upstream.accepted()
         for stream_id in range(3, 35, 2):
-            wire.send(frames.header_block(stream_id, head_of(), end=False))
+            wire.send(begin(stream_id))
             for at in range(0, 2**18, 2**14):
                 wire.send(frame(frames.DATA, 0, stream_id, message[at : at + 2**14]))
         assert await wire.ended_with() == Code.FLOW_CONTROL_ERROR
@@ -219,26 +203,13 @@ HEADERS = [
 
 async def ask(wire: Wire, stream_id: int, block: bytes) -> None:
     wire.send(frames.header_block(stream_id, block, end=False))
-    wire.send(frame(frames.DATA, frames.END_STREAM, stream_id, prefixed(request_of())))
+    wire.send(complete(stream_id))
     await wire.answer(stream_id)
 
 
-async def test_client_uses_its_table_until_told_otherwise():
-    async with proxy_before(echo) as proxy, wire_to(proxy.address) as wire:
-        encoder = Encoder()
-        wire.send(frames.PREFACE, frames.settings({}))
-        for stream_id in (1, 3):
-            await ask(wire, stream_id, encoder.encode(HEADERS))
-        wire.send(frame(frames.SETTINGS, frames.ACK))
-        encoder.header_table_size = 0
-        for stream_id in (5, 7):
-            await ask(wire, stream_id, encoder.encode(HEADERS))
-        assert proxy.counted("OK") == 4
-
-
-async def test_a_client_keeps_its_table_until_its_size_update():
+async def test_a_client_keeps_its_table_until_its_size_update(proxy):
     """grpc-okhttp acknowledges our SETTINGS and goes on using its table (RFC 7541 section 4.2)."""
-    async with proxy_before(echo) as proxy, wire_to(proxy.address) as wire:
+    async with wire_to(proxy.address) as wire:
         encoder = Encoder()
         wire.greet()
         for stream_id in (1, 3, 5):
@@ -251,32 +222,30 @@ async def test_a_client_keeps_its_table_until_its_size_update():
         assert await wire.ended_with() == Code.COMPRESSION_ERROR
 
 
-async def test_a_client_cannot_have_a_table_again():
-    async with proxy_before(echo) as proxy:
-        for before in (b"", b"\x20"):
-            async with wire_to(proxy.address) as wire:
-                wire.greet()
-                await ask(wire, 1, before + head_of()[1:])
-                larger = b"\x3f\xe1\x1f" + head_of()[1:]
-                wire.send(frame(frames.HEADERS, frames.END_HEADERS, 3, larger))
-                assert await wire.ended_with() == Code.COMPRESSION_ERROR
+async def test_a_client_cannot_have_a_table_again(proxy):
+    for before in (b"", b"\x20"):
+        async with wire_to(proxy.address) as wire:
+            wire.greet()
+            await ask(wire, 1, before + head_of()[1:])
+            larger = b"\x3f\xe1\x1f" + head_of()[1:]
+            wire.send(frame(frames.HEADERS, frames.END_HEADERS, 3, larger))
+            assert await wire.ended_with() == Code.COMPRESSION_ERROR
 
 
-async def test_tables_of_two_clients_are_apart():
+async def test_tables_of_two_clients_are_apart(proxy):
     """The same block means one thing to each, and of those without a table it is cached."""
     adds = b"\x40" + encoded([(b"x-own", b"1")])[1:]
-    async with proxy_before(echo) as proxy:
-        for greeting in (b"\x20", b"", b"\x20", b""):
-            async with wire_to(proxy.address) as wire:
-                wire.greet()
-                await ask(wire, 1, greeting + head_of()[1:])
-                await ask(wire, 3, head_of()[1:] + adds)
-                refers = frames.header_block(5, head_of()[1:] + FIRST_OF_TABLE, end=False)
-                if greeting:
-                    wire.send(refers)
-                    assert await wire.ended_with() == Code.COMPRESSION_ERROR
-                else:
-                    await ask(wire, 5, head_of()[1:] + FIRST_OF_TABLE)
+    for greeting in (b"\x20", b"", b"\x20", b""):
+        async with wire_to(proxy.address) as wire:
+            wire.greet()
+            await ask(wire, 1, greeting + head_of()[1:])
+            await ask(wire, 3, head_of()[1:] + adds)
+            refers = frames.header_block(5, head_of()[1:] + FIRST_OF_TABLE, end=False)
+            if greeting:
+                wire.send(refers)
+                assert await wire.ended_with() == Code.COMPRESSION_ERROR
+            else:
+                await ask(wire, 5, head_of()[1:] + FIRST_OF_TABLE)
 
 
 def test_headers_are_encoded_as_others_read_them():
@@ -284,12 +253,3 @@ def test_headers_are_encoded_as_others_read_them():
 
     headers = [(b"a", b"b"), (b"x" * 127, b"y" * 300), (b"z", b"q" * 70_000)]
     assert Decoder(2**20).decode(encoded(headers), raw=True) == headers
-
-
-async def test_peer_with_unannounced_empty_table_is_understood():
-    async with proxy_before(echo) as proxy, wire_to(proxy.address) as wire:
-        wire.greet()
-        wire.send(frames.header_block(1, head_of()[1:], end=False))
-        wire.send(frame(frames.DATA, frames.END_STREAM, 1, prefixed(request_of())))
-        data, _ = await wire.answer(1)
-        assert pb.ModelInferResponse.FromString(data[5:]).model_name == "m"

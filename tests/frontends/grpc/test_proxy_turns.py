@@ -9,11 +9,9 @@ from adapter.relay import frames
 from adapter.relay.fallback_queue import MAX_NOT_BEGUN, FallbackQueue
 from tests.frontends.grpc.proxy_listener import (
     STREAM,
-    frame,
-    head_of,
-    prefixed,
+    begin,
+    complete,
     proxy_before,
-    request_of,
     wire_to,
 )
 
@@ -30,19 +28,6 @@ class Session:
     def _send(self, exchange: object) -> None:
         self._queue.sent()
         self._sent.append(exchange)
-
-
-def test_a_connection_does_not_wait_for_all_that_another_one_has_sent():
-    queue, sent = FallbackQueue(), []
-    first, second = Session(queue, sent), Session(queue, sent)
-    while queue.has_room:
-        queue.sent()
-    for i in range(10):
-        first.wait(i)
-    second.wait("another's")
-    for _ in range(11):
-        queue.begun()
-    assert sent == [0, "another's", *range(1, 10)]
 
 
 async def test_calls_that_never_begin_keep_nobody_waiting():
@@ -90,8 +75,8 @@ async def test_a_stream_begins_before_hundreds_that_another_connection_has_opene
             yield pb.ModelStreamInferResponse().SerializeToString()
 
     def opened(stream_id: int, model: str) -> bytes:
-        head = frames.header_block(stream_id, head_of(STREAM), end=False)
-        return head + frame(frames.DATA, frames.END_STREAM, stream_id, prefixed(request_of(model)))
+        head = begin(stream_id, STREAM)
+        return head + complete(stream_id, model)
 
     async with (
         proxy_before(act) as proxy,

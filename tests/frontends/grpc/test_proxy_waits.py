@@ -16,16 +16,17 @@ from adapter.relay.policy import CallerLimits
 from tests.fakes.http2_triton import answer, pour, scripted_triton, untouched
 from tests.frontends.grpc.proxy_listener import (
     STREAM,
+    begin,
+    big_request,
+    echo,
     frame,
-    head_of,
     prefixed,
     proxy_before,
+    request,
     request_of,
+    status,
     wire_to,
 )
-from tests.frontends.grpc.test_proxy import echo
-from tests.frontends.grpc.test_proxy_ends import status
-from tests.frontends.grpc.test_proxy_flow_control import big_request, request
 from tests.grpc_calls import write_decoupled_model
 from tests.running import embedded_adapter
 
@@ -41,20 +42,20 @@ async def opened(patience: CallerLimits = LONG, window: int = 0):
     """The listener, the Triton behind it, and a caller who gives no window for answers."""
     async with (
         proxy_before(echo) as proxy,
-        scripted_triton(proxy) as behind,
+        scripted_triton(proxy) as upstream,
         wire_to(proxy.address) as wire,
         asyncio.timeout(SECONDS),
     ):
         proxy.server._context.caller_limits = patience
         wire.greet({frames.INITIAL_WINDOW_SIZE: window})
-        yield proxy, behind, wire
+        yield proxy, upstream, wire
 
 
 def begun(size: int) -> bytes:
     """A request, and so much of its message of 3 MiB."""
     message = prefixed(big_request("m", 3 * MIB))[:size]
     parts = (message[at : at + 2**14] for at in range(0, size, 2**14))
-    head = frames.header_block(1, head_of(), end=False)
+    head = begin(1)
     return head + b"".join(frame(frames.DATA, 0, 1, part) for part in parts)
 
 
@@ -72,9 +73,9 @@ async def unloading(proxy) -> asyncio.Task[None]:
 
 
 async def test_an_unload_refuses_a_request_that_has_not_wholly_come():
-    async with opened() as (proxy, behind, wire):
+    async with opened() as (proxy, upstream, wire):
         wire.send(begun(280_000))
-        triton = await behind.accepted()
+        triton = await upstream.accepted()
         await triton.until(frames.DATA, 1)
         assert proxy.in_flight("m") == 1
         await (await unloading(proxy))
@@ -84,9 +85,9 @@ async def test_an_unload_refuses_a_request_that_has_not_wholly_come():
 
 
 async def test_an_unload_waits_for_a_request_that_has_wholly_come():
-    async with opened(window=1000) as (proxy, behind, wire):
+    async with opened(window=1000) as (proxy, upstream, wire):
         wire.send(request(1))
-        triton = await behind.accepted()
+        triton = await upstream.accepted()
         await triton.until(frames.DATA, 1)
         task = await unloading(proxy)
         triton.send(answer(1))
@@ -99,9 +100,8 @@ async def test_an_unload_waits_for_a_request_that_has_wholly_come():
 @pytest.mark.slow
 async def test_a_drain_refuses_a_request_that_has_not_wholly_come(size):
     async with opened() as (proxy, _, wire):
-        wire.send(begun(size), frames.ping(b"all here"))
-        while (await wire.until(frames.PING))[2] != b"all here":
-            pass
+        wire.send(begun(size))
+        await wire.round_trip()
         proxy.server.start_drain_deadline()
         closing = asyncio.create_task(proxy.server.close(60))
         assert await refused(wire) == (UNAVAILABLE, True)
@@ -125,9 +125,8 @@ async def test_body_is_not_slow_while_it_waits_to_be_read(monkeypatch):
     waiting = []
     async with opened(SHORT) as (proxy, _, wire):
         turns = proxy.server._context.turns
-        wire.send(begun(1000), frames.ping(b"all here"))
-        while (await wire.until(frames.PING))[2] != b"all here":
-            pass
+        wire.send(begun(1000))
+        await wire.round_trip()
         monkeypatch.setattr(turns, "has_time", lambda: False)
         monkeypatch.setattr(turns, "wait", waiting.append)
         wire.send(frame(frames.DATA, 0, 1, bytes(2**14)))
@@ -142,9 +141,9 @@ async def test_body_is_not_slow_while_it_waits_to_be_read(monkeypatch):
 
 @pytest.mark.slow
 async def test_closed_window_does_not_make_caller_slow():
-    async with opened(CallerLimits(slow=0.3, rate=2**24)) as (proxy, behind, wire):
+    async with opened(CallerLimits(slow=0.3, rate=2**24)) as (proxy, upstream, wire):
         wire.send(begun(STREAM_WINDOW))
-        triton = await behind.accepted({frames.INITIAL_WINDOW_SIZE: 0})
+        triton = await upstream.accepted({frames.INITIAL_WINDOW_SIZE: 0})
         await triton.until(frames.HEADERS, 1)
         await asyncio.sleep(0.8)
         assert proxy.in_flight("m") == 1
@@ -153,9 +152,9 @@ async def test_closed_window_does_not_make_caller_slow():
 @asynccontextmanager
 async def unread(patience: CallerLimits):
     """An answer of 2 MiB that its caller takes nothing of."""
-    async with opened(patience) as (proxy, behind, wire):
+    async with opened(patience) as (proxy, upstream, wire):
         wire.send(request(1))
-        triton = await behind.accepted()
+        triton = await upstream.accepted()
         await triton.until(frames.DATA, 1)
         whole = b"\0" + (2 * MIB).to_bytes(4, "big") + bytes(2 * MIB)
         pouring = asyncio.create_task(pour(triton, 1, whole))
@@ -173,14 +172,13 @@ async def unread(patience: CallerLimits):
 async def test_unload_reads_answer_its_caller_does_not():
     async with unread(CallerLimits(drain=0.1)) as (proxy, wire, _):
         await (await unloading(proxy))
-        _, _, code = await wire.until(frames.RST_STREAM, 1)
-        assert int.from_bytes(code) == Code.CANCEL
+        assert await wire.reset_of(1) == Code.CANCEL
 
 
 async def test_unload_reads_answer_that_comes_later():
-    async with opened(CallerLimits(drain=0.1)) as (proxy, behind, wire):
+    async with opened(CallerLimits(drain=0.1)) as (proxy, upstream, wire):
         wire.send(request(1))
-        triton = await behind.accepted()
+        triton = await upstream.accepted()
         await triton.until(frames.DATA, 1)
         task = await unloading(proxy)
         whole = b"\0" + (2 * MIB).to_bytes(4, "big") + bytes(2 * MIB)
@@ -229,9 +227,8 @@ def test_unfinished_requests_are_refused_at_the_end():
     async def ask(adapter) -> tuple[int, bool]:
         async with wire_to(adapter.listeners["grpc_data"]) as wire, asyncio.timeout(3 * SECONDS):
             wire.greet()
-            wire.send(begun(1000), frames.ping(b"all here"))
-            while (await wire.until(frames.PING))[2] != b"all here":
-                pass
+            wire.send(begun(1000))
+            await wire.round_trip()
             adapter.process.send_signal(signal.SIGTERM)
             return await refused(wire)
 
@@ -247,7 +244,7 @@ def test_end_does_not_wait_for_unread_stream(tmp_path):
 
     async def begin(wire) -> None:
         wire.greet({frames.INITIAL_WINDOW_SIZE: 70_000})
-        wire.send(frames.header_block(1, head_of(STREAM), end=False))
+        wire.send(begin(1, STREAM))
         wire.send(frame(frames.DATA, 0, 1, prefixed(request_of("many", 1.0))))
         await wire.until(frames.DATA, 1)
 

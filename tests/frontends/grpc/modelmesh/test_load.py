@@ -1,4 +1,4 @@
-"""loadModel: order, idempotence, who waits for whom, and what a Triton that is away changes."""
+"""loadModel and unloadModel: order, idempotence, who waits for whom, and a Triton that is away."""
 
 import asyncio
 import json
@@ -10,8 +10,8 @@ from adapter.core.model import ModelId, ModelSource
 from adapter.core.record import OnExit
 from adapter.core.states import ModelState
 from adapter.errors import (
+    BackendTimeout,
     BackendUnavailable,
-    InvalidModel,
     InvalidRequest,
     LoadFailed,
     UnloadedMeanwhile,
@@ -26,28 +26,6 @@ from tests.frontends.grpc.modelmesh.front import (
 
 
 class TestLoad:
-    async def test_the_answer_has_the_size_that_is_held(self, fakes, front):
-        fakes.sizes["m"] = 700
-        assert await front.load("m") == 700
-        fakes.check("m")
-
-    async def test_a_size_that_nobody_measured_is_that_of_the_files(self, fakes, front):
-        fakes.memory.limit_bytes = None
-        fakes.packages.size_bytes = 4_000_000
-        assert await front.load("m", disk_size_bytes=1000) == 5_000_000
-        assert await front.size("m") == 5_000_000
-
-    async def test_a_size_that_nobody_knows_is_the_default(self, fakes, front):
-        fakes.memory.limit_bytes = None
-        assert await front.load("m", disk_size_bytes=1000) == 1_000_000
-        assert await front.size("m") == 1_000_000
-
-    async def test_a_size_that_is_declared_is_told_where_nothing_is_measured(self, fakes, front):
-        fakes.memory.limit_bytes = None
-        fakes.packages.declared["/m"] = 7_000_000
-        assert await front.load("m", disk_size_bytes=1000) == 7_000_000
-        assert await front.size("m") == 7_000_000
-
     async def test_last_slash_of_path_names_the_same_model(self, fakes, front):
         fakes.sizes["m"] = 700
         await front.load("m", "/models/m/")
@@ -64,46 +42,6 @@ class TestLoad:
         assert "load small" not in fakes.calls.seen
         await front.unload("large")
         assert await load == 700
-
-    async def test_loads_run_together_when_sizes_are_declared(self, fakes, tmp_path):
-        """`maxLoadingConcurrency` is kept for models that were never loaded before."""
-        front = Front(fakes, tmp_path, load_concurrency=2)
-        fakes.packages.declared |= {"/a": 7_000_000, "/b": 7_000_000}
-        gates = [fakes.calls.hold(f"load {name}") for name in ("a", "b")]
-        loads = [fakes.begin(front.load(name)) for name in ("a", "b")]
-        await gates[0].reached.wait()
-        await fakes.turns(500)
-        are_begun_together = gates[1].reached.is_set()
-        for gate in gates:
-            gate.open()
-        await asyncio.gather(*loads)
-        assert are_begun_together
-        fakes.check("a", "b")
-
-    async def test_load_waits_beside_another_of_unknown_size(self, fakes, tmp_path):
-        front = Front(fakes, tmp_path, load_concurrency=2)
-        gate = fakes.calls.hold("load a")
-        first = fakes.begin(front.load("a"))
-        await gate.reached.wait()
-        second = fakes.begin(front.load("b"))
-        await turns_of_the_loop()
-        assert "load b" not in fakes.calls.seen
-        gate.open()
-        await asyncio.gather(first, second)
-
-    async def test_a_measured_size_may_be_below_the_default(self, fakes, front):
-        fakes.sizes["m"] = 700
-        assert await front.load("m") == 700
-
-    async def test_a_model_that_was_seen_to_take_nothing_has_the_default(self, fakes, front):
-        assert await front.load("m") == 1_000_000
-        assert await front.size("m") == 1_000_000
-
-    async def test_size_is_told_when_a_lagging_sensor_shows_it(self, fakes, front):
-        fakes.memory.lag = 1.0
-        fakes.sizes["m"] = 700
-        assert await front.load("m") == 0
-        assert await front.size("m") == 700
 
     async def test_load_of_lost_model_waits_for_triton(self, open_fakes, tmp_path):
         fakes = await open_fakes(limit=10**9, on_exit=OnExit.RELOAD)
@@ -126,24 +64,6 @@ class TestLoad:
         for name in ("a", "b"):
             await fakes.until_state(name, ModelState.READY)
         fakes.check("a", "b", "m")
-
-    async def test_a_model_that_is_loaded_is_not_loaded_again(self, fakes, front):
-        fakes.sizes["m"] = 700
-        await front.load("m")
-        fakes.calls.seen.clear()
-        assert await front.load("m") == 700
-        assert fakes.calls.seen == []
-
-    async def test_a_load_under_way_is_waited_for(self, fakes, front):
-        gate = fakes.calls.hold("load m")
-        first = fakes.begin(front.load("m"))
-        await gate.reached.wait()
-        second = fakes.begin(front.load("m"))
-        await turns_of_the_loop()
-        assert not second.done()
-        gate.open()
-        assert await first == await second
-        assert fakes.calls.seen.count("load m") == 1
 
     async def test_whoever_waits_for_a_load_hears_its_failure(self, fakes, front):
         gate = fakes.calls.hold("load m")
@@ -193,25 +113,21 @@ class TestLoad:
         fakes.check("m")
 
     @pytest.mark.parametrize(
-        ("key", "model_type"),
+        ("key", "source"),
         [
-            ({"model_type": {"name": "onnx", "version": "1"}}, "onnx"),
-            ({"model_type": "pytorch:1.5"}, "pytorch:1.5"),
-            ({"model_type": {"version": "1"}}, "keras"),
-            ({"model_type": 7, "storage_key": "s", "bucket": None}, "keras"),
+            ({"model_type": {"name": "onnx", "version": "1"}}, ModelSource("/m", "onnx")),
+            ({"model_type": "pytorch:1.5"}, ModelSource("/m", "pytorch:1.5")),
+            ({"model_type": {"version": "1"}}, ModelSource("/m", "keras")),
+            ({"model_type": 7, "storage_key": "s", "bucket": None}, ModelSource("/m", "keras")),
+            ({"schema_path": "/m/_schema.json"}, ModelSource("/m", "keras", "/m/_schema.json")),
         ],
     )
-    async def test_the_type_is_the_keys_and_else_the_requests(self, fakes, front, key, model_type):
+    async def test_the_source_is_the_keys_and_else_the_requests(self, fakes, front, key, source):
         request = pb.LoadModelRequest(
             modelId="m", modelPath="/m", modelType="keras", modelKey=json.dumps(key)
         )
         await front.runtime.load(request)
-        source = fakes.control.registry.serving(ModelId("m")).source
-        assert source == ModelSource("/m", model_type)
-
-    async def test_the_schema_is_the_keys(self, fakes, front):
-        await front.load("m", schema_path="/m/_schema.json")
-        assert fakes.control.registry.serving(ModelId("m")).source.schema == "/m/_schema.json"
+        assert fakes.control.registry.serving(ModelId("m")).source == source
 
     @pytest.mark.parametrize(
         ("model_id", "path", "key"),
@@ -223,12 +139,6 @@ class TestLoad:
         with pytest.raises(InvalidRequest):
             await front.load(model_id, path, **key)
         assert fakes.list_acts() == []
-
-    async def test_a_package_that_is_refused_leaves_nothing(self, fakes, front):
-        fakes.calls.fail("prepare /m", InvalidModel("config.pbtxt: what?"))
-        with pytest.raises(InvalidModel):
-            await front.load("m")
-        fakes.check()
 
 
 class TestConcurrency:
@@ -275,21 +185,6 @@ class TestOutage:
     @pytest.fixture
     async def fakes(self, open_fakes):
         return await open_fakes(limit=10**9, is_embedded=False)
-
-    async def test_load_broken_by_tritons_end_is_repeated(self, fakes, front):
-        gate = fakes.calls.hold("load m")
-        fakes.calls.fail("load m", CLOSED)
-        load = fakes.begin(front.load("m"))
-        await gate.reached.wait()
-        fakes.triton.live = False
-        gate.open()
-        await turns_of_the_loop()
-        assert fakes.calls.seen.count("load m") == 1
-        assert not load.done()
-
-        await fakes.come_back()
-        await load
-        fakes.check("m")
 
     async def test_load_that_ended_triton_twice_stays_undone(self, fakes, front):
         fakes.calls.fail("load m", CLOSED)
@@ -368,9 +263,14 @@ class TestStart:
             with pytest.raises(BackendUnavailable, match="did not start in time"):
                 await call
 
-    async def test_a_start_that_is_given_up_ends_the_wait(self, fakes, front):
-        load = fakes.begin(front.load("m"))
-        await turns_of_the_loop()
-        fakes.control.close()
-        with pytest.raises(BackendUnavailable, match="draining"):
-            await load
+
+class TestUnload:
+    @pytest.mark.parametrize("model_id", ["unknown", "", "a\0b", "x" * 5000])
+    async def test_what_is_not_loaded_is_unloaded_already(self, front, model_id):
+        await front.unload(model_id)
+
+    async def test_a_failure_is_told(self, fakes, front):
+        await front.load("m")
+        fakes.calls.fail("unload m", BackendTimeout("no"))
+        with pytest.raises(BackendTimeout):
+            await front.unload("m")

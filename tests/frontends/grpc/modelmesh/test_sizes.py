@@ -12,15 +12,34 @@ DEFAULT = 1_000_000
 
 
 class TestSizes:
-    async def test_size_of_model_is_what_ledger_holds(self, fakes, front):
-        fakes.sizes["m"] = 700
-        await front.load("m")
-        assert await front.size("m") == 700
+    @pytest.mark.parametrize(
+        ("measured", "declared", "on_disk", "size"),
+        [
+            (700, None, 1000, 700),
+            (0, None, 1000, DEFAULT),
+            (None, None, 1000, DEFAULT),
+            (None, None, 4_000_000, 5_000_000),
+            (None, 7_000_000, 1000, 7_000_000),
+            (None, 2**16, 1000, DEFAULT),
+        ],
+        ids=["measured", "took nothing", "unknown", "by files", "declared", "declared little"],
+    )
+    async def test_size_is_measured_or_else_a_guess(
+        self, fakes, front, *, measured, declared, on_disk, size
+    ):
+        if measured is None:
+            fakes.memory.limit_bytes = None
+        fakes.sizes["m"] = measured or 0
+        fakes.packages.declared["/m"] = declared
+        fakes.packages.size_bytes = on_disk
+        assert await front.load("m", disk_size_bytes=1000) == size
+        assert await front.size("m") == size
 
-    async def test_declared_size_is_never_told_below_default(self, fakes, front):
-        fakes.memory.limit_bytes = None
-        fakes.packages.declared["/m"] = 2**16
-        assert await front.load("m") == DEFAULT
+    async def test_size_is_told_when_a_lagging_sensor_shows_it(self, fakes, front):
+        fakes.memory.lag = 1.0
+        fakes.sizes["m"] = 700
+        assert await front.load("m") == 0
+        assert await front.size("m") == 700
 
     async def test_a_model_that_is_not_loaded_has_no_size(self, front):
         with pytest.raises(ModelNotFound):
@@ -100,6 +119,11 @@ class TestCapacity:
     async def test_of_a_gpu_half_a_gibibyte_is_kept_for_its_context(self, open_fakes, tmp_path):
         fakes = await open_fakes(limit=4096 * MIB, device=Device("GPU-0"))
         assert await self.told(fakes, tmp_path) == 4096 * MIB - 512 * MIB - 4096 * MIB // 10
+
+    @pytest.mark.parametrize("limit", [10**9, None], ids=["above it", "unknown"])
+    async def test_the_container_bounds_the_capacity(self, open_fakes, tmp_path, limit):
+        fakes = await open_fakes(limit=limit)
+        assert await self.told(fakes, tmp_path, modelmesh_capacity="500MiB") == 500 * MIB
 
     async def test_where_nothing_is_measured_the_ledger_can_grant_all(self, open_fakes, tmp_path):
         fakes = await open_fakes(memory_limit=1000 * MIB)
