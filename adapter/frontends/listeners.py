@@ -6,12 +6,13 @@ import os
 import shutil
 import socket
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol, cast
 
 import grpc
 from aiohttp import web
@@ -39,6 +40,11 @@ _FOLDERS, _SOCKET = "triton-adapter-grpc-", "s"
 _PATH_BYTES = 107
 _NAME_BYTES = len(f"/{_FOLDERS}12345678/{_SOCKET}")
 _SHORT = ("/tmp", "/dev/shm")  # noqa: S108 - the folder made there is its owner's alone
+
+
+# Connections of each listener of operators; http/server.py leaves descriptors for them.
+MOST_PROBES = 32
+_BACKLOG = 128
 
 
 class Listener(Protocol):
@@ -77,6 +83,82 @@ class _Beginnings(grpc.GenericRpcHandler):
             self.listener.fallback_began()
 
 
+class _ProbeConnection:
+    """A connection of an operator. aiohttp's own protocol serves it, and has all other methods of
+    an asyncio.Protocol.
+    """
+
+    def __init__(
+        self, protocol: web.RequestHandler, on_lost: Callable[["_ProbeConnection"], None]
+    ) -> None:
+        self.protocol = protocol
+        self._on_lost = on_lost
+        self._transport: asyncio.Transport | None = None
+        self._is_unwanted = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.protocol, name)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begin to serve the connection, unless it was closed before."""
+        self._transport = cast("asyncio.Transport", transport)
+        self.protocol.connection_made(transport)
+        if self._is_unwanted:
+            self._transport.abort()
+
+    def connection_lost(self, error: BaseException | None) -> None:
+        """Count the connection no longer."""
+        self._on_lost(self)
+        self.protocol.connection_lost(error)
+
+    def close(self) -> None:
+        """Close the connection at once."""
+        self._is_unwanted = True
+        if self._transport is not None:
+            self._transport.abort()
+
+
+class _ProbeConnections:
+    """Bounds the connections of a listener of operators, which aiohttp does not. One too many ends
+    the one that has waited for a request, or for the rest of its head, for longest.
+    """
+
+    def __init__(self) -> None:
+        self._open: dict[object, _ProbeConnection] = {}  # by the protocol of aiohttp
+        self._idle: dict[object, None] = {}  # without a request, the oldest first
+
+    def accept(self, server: web.Server) -> asyncio.Protocol:
+        """Return the protocol of a new connection; close another one if there are too many, or the
+        new one if each has a request.
+        """
+        connection = _ProbeConnection(server(), self._forget)
+        self._open[connection.protocol] = connection
+        self._idle[connection.protocol] = None
+        if len(self._open) > MOST_PROBES:
+            oldest = self._open[next(iter(self._idle))]
+            self._forget(oldest)
+            oldest.close()
+        return cast("asyncio.Protocol", connection)
+
+    @web.middleware
+    async def count_request(
+        self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        """Answer a request, while its connection is not idle."""
+        protocol = request.protocol
+        self._idle.pop(protocol, None)
+        try:
+            return await handler(request)
+        finally:
+            if protocol in self._open:
+                self._idle[protocol] = None
+
+    def _forget(self, connection: _ProbeConnection) -> None:
+        """Count a connection no longer."""
+        self._open.pop(connection.protocol, None)
+        self._idle.pop(connection.protocol, None)
+
+
 class Listeners:
     """Opens and closes the listeners of one adapter."""
 
@@ -89,7 +171,7 @@ class Listeners:
         self.open_to_others: list[str] = []  # listeners that other machines may reach
         self._max_message_bytes = max_message_bytes
         self._grace_seconds = grace_seconds
-        self._probes: list[web.AppRunner] = []
+        self._probes: list[tuple[asyncio.Server, web.AppRunner]] = []
         self._http: list[HttpListener] = []
         self._grpc: list[Listener] = []
         self._fallbacks: list[grpc.aio.Server] = []  # each behind a listener
@@ -100,6 +182,8 @@ class Listeners:
         if address.kind == "off":
             return
         address = _available(address)
+        connections = _ProbeConnections()
+        application.middlewares.insert(0, connections.count_request)
         runner = web.AppRunner(
             application,
             access_log=None,
@@ -107,15 +191,16 @@ class Listeners:
             auto_decompress=False,  # the application refuses compressed bodies
         )
         await runner.setup()
-        self._probes.append(runner)
+        accept = partial(connections.accept, cast("web.Server", runner.server))
         with _naming(name, address):
             if address.kind == "unix":
-                await web.UnixSite(runner, address.path).start()
-            elif address.host == sockets.EVERY_ADDRESS:
-                await web.SockSite(runner, sockets.both_families(address.port)).start()
+                loop = asyncio.get_running_loop()
+                server = await loop.create_unix_server(accept, address.path, backlog=_BACKLOG)
             else:
-                await web.TCPSite(runner, *address.host_port).start()
-        self._opened(name, address, 0 if address.kind == "unix" else runner.addresses[0][1])
+                server = await sockets.listen(accept, *address.host_port, _BACKLOG)
+        self._probes.append((server, runner))
+        port = 0 if address.kind == "unix" else server.sockets[0].getsockname()[1]
+        self._opened(name, address, port)
 
     async def open_http(self, name: str, address: Address, listener: HttpListener) -> None:
         """Serve HTTP, unless the listener is off."""
@@ -174,7 +259,9 @@ class Listeners:
 
     async def close_probes(self) -> None:
         """Close the listeners of operators, which answer until the end of a stop."""
-        await asyncio.gather(*(runner.cleanup() for runner in self._probes))
+        for server, _ in self._probes:
+            server.close()
+        await asyncio.gather(*(runner.cleanup() for _, runner in self._probes))
 
     def _opened(self, name: str, address: Address, port: int) -> None:
         real = str(Address("tcp", address.host, port) if address.kind == "tcp" else address)

@@ -27,7 +27,7 @@ _TOO_MANY = TooManyConnections("too many connections")
 _SHARE = 64
 _NO_NEW_LOOK_SECONDS = 0.1
 _LINGER_SECONDS = 1.0
-_OTHER_DESCRIPTORS = 100
+_OTHER_DESCRIPTORS = 160  # 64 of them at two listeners of operators
 # Of a listener. Where descriptors are few, so many are served all the same. Above the second figure
 # a proxy should share out connections; each takes some 30 kB here.
 FEWEST_CONNECTIONS = 16

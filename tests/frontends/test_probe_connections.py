@@ -1,0 +1,133 @@
+"""Connections of operators' listeners are bounded, so that they leave descriptors for callers."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import pytest
+from aiohttp import web
+
+from adapter.frontends.listeners import MOST_PROBES, Listeners
+from adapter.settings.values import parse_address
+
+_SECONDS = 10
+_REQUEST = b"GET /%b HTTP/1.1\r\nHost: localhost\r\n\r\n"
+Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+@dataclass
+class Probes:
+    """A listener, whose /slow answers once the gate is open."""
+
+    address: str
+    gate: asyncio.Event = field(default_factory=asyncio.Event)
+    in_flight: int = 0
+    writers: list[asyncio.StreamWriter] = field(default_factory=list)
+
+    async def answer_slowly(self, _: web.Request) -> web.Response:
+        self.in_flight += 1
+        await self.gate.wait()
+        return web.Response(text="slow")
+
+    async def connect(self) -> Streams:
+        host, port = self.address.split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        self.writers.append(writer)
+        return reader, writer
+
+    async def wait_for_slow(self, count: int) -> None:
+        while self.in_flight < count:  # noqa: ASYNC110 - no event tells
+            await asyncio.sleep(0.01)
+
+
+async def answer_at_once(_: web.Request) -> web.Response:
+    return web.Response(text="quick")
+
+
+@asynccontextmanager
+async def opened() -> AsyncIterator[Probes]:
+    probes = Probes("")
+    application = web.Application()
+    application.router.add_get("/slow", probes.answer_slowly)
+    application.router.add_get("/quick", answer_at_once)
+    listeners = Listeners(0.1, 2**20)
+    await listeners.open_probes("admin", parse_address("127.0.0.1:0"), application)
+    probes.address = listeners.addresses["admin"]
+    try:
+        yield probes
+    finally:
+        probes.gate.set()
+        for writer in probes.writers:
+            writer.close()
+        await listeners.close_probes()
+
+
+async def is_answered(streams: Streams, path: bytes) -> bool:
+    reader, writer = streams
+    writer.write(_REQUEST % path)
+    head = await reader.readuntil(b"\r\n\r\n")
+    return head.startswith(b"HTTP/1.1 200") and bool(await reader.read(100))
+
+
+@pytest.mark.parametrize("begin", [b"", b"GET /quick HTTP/1.1\r\n"], ids=["silent", "slow head"])
+async def test_connection_too_many_ends_the_oldest_idle(begin: bytes) -> None:
+    async with opened() as probes, asyncio.timeout(_SECONDS):
+        idle = []
+        for _ in range(MOST_PROBES):
+            reader, writer = await probes.connect()
+            writer.write(begin)
+            idle.append(reader)
+        assert await is_answered(await probes.connect(), b"quick")
+        assert await is_answered(await probes.connect(), b"quick")
+        for reader in idle[:2]:
+            with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
+                await reader.readexactly(1)
+        assert not idle[2].at_eof()
+
+
+async def test_connection_too_many_leaves_requests_in_flight() -> None:
+    async with opened() as probes, asyncio.timeout(_SECONDS):
+        busy = await probes.connect()
+        busy[1].write(_REQUEST % b"slow")
+        await probes.wait_for_slow(1)
+        for _ in range(2 * MOST_PROBES):
+            await probes.connect()
+        probes.gate.set()
+        assert (await busy[0].readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200")
+
+
+async def test_connection_answered_counts_as_idle_again() -> None:
+    async with opened() as probes, asyncio.timeout(_SECONDS):
+        first = await probes.connect()
+        assert await is_answered(first, b"quick")
+        for _ in range(MOST_PROBES):
+            assert await is_answered(await probes.connect(), b"quick")
+        with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
+            await first[0].readexactly(1)
+
+
+async def test_connection_is_refused_while_all_are_busy() -> None:
+    async with opened() as probes, asyncio.timeout(_SECONDS):
+        for _ in range(MOST_PROBES):
+            _, writer = await probes.connect()
+            writer.write(_REQUEST % b"slow")
+        await probes.wait_for_slow(MOST_PROBES)
+        reader, _ = await probes.connect()
+        with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
+            await reader.readexactly(1)
+        probes.gate.set()
+
+
+async def test_connections_that_clients_end_count_no_more() -> None:
+    async with opened() as probes, asyncio.timeout(_SECONDS):
+        for _ in range(2 * MOST_PROBES):
+            streams = await probes.connect()
+            assert await is_answered(streams, b"quick")
+            streams[1].close()
+            await streams[1].wait_closed()
+        first = await probes.connect()
+        assert await is_answered(first, b"quick")
+        for _ in range(MOST_PROBES - 1):
+            assert await is_answered(await probes.connect(), b"quick")
+        assert await is_answered(first, b"quick")
