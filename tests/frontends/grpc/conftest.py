@@ -27,9 +27,9 @@ def one_second(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-async def proxy() -> AsyncIterator[ProxySetup]:
-    """A proxy before a Triton that echoes."""
-    async with proxy_before(echo) as proxy:
+async def proxy(request: pytest.FixtureRequest) -> AsyncIterator[ProxySetup]:
+    """A proxy before a Triton that echoes; a test may give it other limits."""
+    async with proxy_before(echo, **getattr(request, "param", {})) as proxy:
         yield proxy
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import grpc
 import pytest
+from hpack import Decoder
 from tritonclient.grpc import service_pb2 as pb
 
 from adapter.core.oom import Classifier
@@ -19,6 +20,7 @@ from adapter.frontends.grpc.calls import GrpcCalls, MessageLimits
 from adapter.frontends.grpc.relay_policy import RelayPolicy
 from adapter.frontends.grpc.v2 import V2Service
 from adapter.relay import frames
+from adapter.relay.flow_control import STREAM_WINDOW
 from adapter.relay.headers import encoded
 from adapter.relay.listener import RelayListener, connect_to
 from adapter.relay.policy import RelayContext
@@ -46,6 +48,10 @@ class ProxySetup:
     triton: str
     methods: set[str] = field(default_factory=set)  # that Triton was asked for
     shed: list[str] = field(default_factory=list)
+
+    @property
+    def budget(self) -> ByteBudget:
+        return self.server._context.budget
 
     def in_flight(self, name: str) -> int:
         return self.fakes.control.registry.serving(name).usage.in_flight
@@ -81,7 +87,7 @@ class ProxySetup:
             assert session.streams == {}
             assert session.upstreams == []
             assert session.buffered == 0
-        assert self.server._context.budget.held == 0
+        assert self.budget.held == 0
         await until(lambda: not self.server._context.tasks)
 
 
@@ -244,11 +250,18 @@ def big_request(name: str, size: int) -> bytes:
     return asked.SerializeToString()
 
 
-def data_frames(stream_id: int, message: bytes, size: int = frames.FRAME_BYTES) -> list[bytes]:
+def data_frames(
+    stream_id: int, message: bytes, size: int = frames.FRAME_BYTES, *, ends: bool = True
+) -> list[bytes]:
     """Return the message in DATA frames of this size, of which the last one ends the stream."""
     starts = range(0, len(message), size)
     return [
-        frame(frames.DATA, int(start == starts[-1]), stream_id, message[start : start + size])
+        frame(
+            frames.DATA,
+            int(ends and start == starts[-1]),
+            stream_id,
+            message[start : start + size],
+        )
         for start in starts
     ]
 
@@ -272,6 +285,21 @@ class Wire:
     def greet(self, settings: dict[int, int] | None = None) -> None:
         ack = frame(frames.SETTINGS, frames.ACK)
         self.send(frames.PREFACE, frames.settings(settings or {}), ack)
+
+    def widen(self) -> None:
+        """Give all the windows that there may be, of the connection and of each stream."""
+        self.send(frames.settings({frames.INITIAL_WINDOW_SIZE: frames.MAX_WINDOW}))
+        self.send(frames.window_update(0, frames.MAX_WINDOW - frames.DEFAULT_WINDOW))
+
+    async def pour(self, stream_id: int, message: bytes, size: int = frames.FRAME_BYTES) -> None:
+        """Send a request as fast as the window of its stream allows, in frames of this size."""
+        self.send(begin(stream_id))
+        room = STREAM_WINDOW
+        for piece in data_frames(stream_id, message, size):
+            room -= len(piece) - frames.HEAD_BYTES
+            while room < 0:
+                room += int.from_bytes((await self.until(frames.WINDOW_UPDATE, stream_id))[2])
+            self.send(piece)
 
     async def next(self) -> tuple[int, int, int, bytes] | None:
         """Kind, flags, stream, payload; None when the connection has ended."""
@@ -308,6 +336,16 @@ class Wire:
         found = b""
         while len(found) < size:
             found += (await self.until(frames.DATA, stream_id))[2]
+        return found
+
+    async def headers_of(self, stream_id: int) -> list[dict[bytes, bytes]]:
+        """The headers and the trailers of an answer, once it has ended; read by another HPACK."""
+        await self.answer(stream_id)
+        decoder, found = Decoder(), []
+        for kind, _, of, payload in self.got:
+            if kind == frames.HEADERS:
+                headers = dict(decoder.decode(payload, raw=True))
+                found += [headers] if of == stream_id else []
         return found
 
     async def ended_with(self) -> int:

@@ -12,8 +12,7 @@ from adapter.errors import BackendUnavailable
 from adapter.frontends.access import Access
 from adapter.frontends.grpc.calls import GrpcCall, GrpcCalls, MessageLimits
 from adapter.telemetry.metrics import Metrics
-from tests.frontends.grpc.h2_client import Answer, h2_to
-from tests.frontends.grpc.proxy_listener import INFER, until
+from tests.frontends.grpc.proxy_listener import INFER, request, until, wire_to
 
 METHOD = "ModelStreamInfer"
 KINDS = ("unary", "stream")
@@ -64,37 +63,36 @@ async def test_caller_leaving_before_write_counts_as_cancelled(caplog):
     assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
 
 
-async def fail(error: BaseException, kind: str) -> Answer:
-    """Return the answer to a call of this kind whose work ends with the error."""
+async def fail(error: BaseException, kind: str) -> dict[bytes, bytes]:
+    """Return the headers that answer a call of this kind whose work ends with the error."""
 
     async def act(*_: object) -> bytes:
         raise error
 
-    async with serving(Metrics(), act, kind, INFER) as address, h2_to(address) as client:
-        client.head(1)
-        client.data(1, b"x")
-        [answer] = (await client.until_all()).values()
-    assert answer.is_over
-    assert answer.data == b""
-    return answer
+    async with serving(Metrics(), act, kind, INFER) as address, wire_to(address) as wire:
+        wire.greet()
+        wire.send(request(1))
+        [head] = await wire.headers_of(1)
+    return head
 
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_refusal_is_headers_alone_which_a_proxy_can_retry(kind):
     """Envoy looks for the header that allows a retry in the first HEADERS, not in trailers."""
-    [head] = (await fail(BackendUnavailable("stopping", delivered=False), kind)).headers
-    assert (head["grpc-status"], head["x-triton-adapter-not-started"]) == ("14", "1")
+    head = await fail(BackendUnavailable("stopping", delivered=False), kind)
+    assert (head[b"grpc-status"], head[b"x-triton-adapter-not-started"]) == (b"14", b"1")
 
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_caller_is_answered_when_shared_work_is_cancelled(kind):
     """A task that ends with CancelledError by itself makes gRPC answer nothing."""
-    answer = await fail(asyncio.CancelledError(), kind)
-    text = "BackendUnavailable: what this call waited for was cancelled; try again"
-    assert (answer.status, answer.text) == (14, text)
+    head = await fail(asyncio.CancelledError(), kind)
+    text = b"BackendUnavailable: what this call waited for was cancelled; try again"
+    assert (head[b"grpc-status"], head[b"grpc-message"]) == (b"14", text)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_bug_is_internal_and_keeps_its_details(kind):
-    answer = await fail(KeyError("secret"), kind)
-    assert (answer.status, answer.text) == (13, "InternalError: internal error; see the log")
+    head = await fail(KeyError("secret"), kind)
+    text = b"InternalError: internal error; see the log"
+    assert (head[b"grpc-status"], head[b"grpc-message"]) == (b"13", text)

@@ -5,15 +5,21 @@ RFC 9113 section 5.1.1 orders the numbers of streams as they begin, and nothing 
 
 import itertools
 
-import pytest
+from hpack import Decoder
 from tritonclient.grpc import service_pb2 as pb
 
+from adapter.relay import frames
 from tests.cases import case
-from tests.frontends.grpc.h2_client import H2Client, cut, h2_to
-from tests.frontends.grpc.proxy_listener import prefixed, request_of
+from tests.frontends.grpc.proxy_listener import (
+    Wire,
+    begin,
+    data_frames,
+    prefixed,
+    request_of,
+    wire_to,
+)
 
 IDS = (1, 3, 5)
-NOT_FOUND = 5
 # `m` goes straight to Triton; `team/a` has another name there, which the server beside us puts in
 MODELS = {
     "straight": ("m", "m", "m"),
@@ -21,50 +27,51 @@ MODELS = {
     "both": ("m", "team/a", "m"),
     "unknown": ("m", "nope", "team/a"),
 }
-HEADS_FIRST = "all HEADERS, then DATA"
+HEADS = ("head 1", "head 3", "head 5")
 ORDERS = [
-    *(pytest.param(HEADS_FIRST, order, id=f"{order}") for order in itertools.permutations(IDS)),
-    pytest.param((1, 3, "data 3", 5, "data 5", "data 1"), None, id="HEADERS amid DATA"),
-    pytest.param((1, "half 1", 3, 5, "data 5", "data 3", "rest 1"), None, id="DATA in halves"),
+    *((*HEADS, *(f"data {of}" for of in order)) for order in itertools.permutations(IDS)),
+    ("head 1", "head 3", "data 3", "head 5", "data 5", "data 1"),
+    ("head 1", "half 1", "head 3", "head 5", "data 5", "data 3", "rest 1"),
 ]
 
 
-def play(client: H2Client, steps: str | tuple, order: tuple | None, names, pieces: int) -> None:
-    messages = {
-        of: request_of(name, float(of), id=str(of)) for of, name in zip(IDS, names, strict=True)
-    }
-    if order is not None:
-        steps = (*IDS, *(f"data {of}" for of in order))
-    for step in steps:
-        if isinstance(step, int):
-            client.head(step)
-            continue
+def play(wire: Wire, order: tuple[str, ...], names: tuple[str, ...], pieces: int) -> None:
+    for step in order:
         what, number = step.split()
         of = int(number)
-        halves = cut(prefixed(messages[of]), 2)
-        if what == "data":
-            client.data(of, messages[of], pieces=pieces)
-        elif what == "half":
-            client.piece(of, halves[0][0], end=False)
-        else:
-            client.piece(of, halves[1][0], end=True)
-
-
-async def check(client: H2Client, names) -> None:
-    for of, answer in (await client.until_all()).items():
-        name = names[IDS.index(of)]
-        assert answer.is_over, f"the call of stream {of} is lost"
-        if name == "nope":
-            assert answer.status == NOT_FOUND
+        if what == "head":
+            wire.send(begin(of))
             continue
-        assert (answer.status, answer.text) == (0, "")
-        found = pb.ModelInferResponse.FromString(answer.data[5:])
-        assert (found.model_name, found.id) == (name, str(of))
+        message = prefixed(request_of(names[IDS.index(of)], float(of), id=number))
+        count = pieces if what == "data" else 2
+        parts = data_frames(of, message, -(-len(message) // count))
+        wire.send(*{"data": parts, "half": parts[:1], "rest": parts[1:]}[what])
+
+
+async def answers(wire: Wire) -> dict[int, tuple[bytes, int]]:
+    """Return the data and the status of all answers."""
+    data, statuses = dict.fromkeys(IDS, b""), {}
+    while len(statuses) < len(IDS):
+        found = await wire.next()
+        assert found is not None, f"only {statuses} are answered"
+        kind, flags, of, payload = found
+        assert kind != frames.RST_STREAM
+        if kind == frames.DATA:
+            data[of] += payload
+        elif kind == frames.HEADERS and flags & frames.END_STREAM:
+            statuses[of] = int(dict(Decoder().decode(payload, raw=True))[b"grpc-status"])
+    return {of: (data[of], statuses[of]) for of in IDS}
 
 
 async def test_every_call_is_answered_in_whatever_order_its_data_comes(proxy):
     for order, models, pieces in itertools.product(ORDERS, MODELS, (1, 3)):
-        with case(order.id, models, pieces):
-            async with h2_to(proxy.address) as client:
-                play(client, *order.values, MODELS[models], pieces)
-                await check(client, MODELS[models])
+        with case(order, models, pieces):
+            async with wire_to(proxy.address) as wire:
+                wire.greet()
+                play(wire, order, MODELS[models], pieces)
+                for of, (data, status) in (await answers(wire)).items():
+                    name = MODELS[models][IDS.index(of)]
+                    assert status == (5 if name == "nope" else 0)
+                    if status == 0:
+                        found = pb.ModelInferResponse.FromString(data[5:])
+                        assert (found.model_name, found.id) == (name, str(of))

@@ -8,11 +8,9 @@ from tritonclient.grpc import service_pb2 as pb
 
 from adapter.relay import frames
 from adapter.relay.frames import Code
-from adapter.runtime.byte_budget import ByteBudget
 from tests.frontends.grpc.proxy_listener import (
     INFER,
     STREAM,
-    ProxySetup,
     begin,
     channel_to,
     complete,
@@ -38,10 +36,6 @@ async def each(requests, context):
         yield pb.ModelStreamInferResponse(infer_response=answer).SerializeToString()
 
 
-def budget_of(proxy: ProxySetup) -> ByteBudget:
-    return proxy.server._context.budget
-
-
 async def test_stream_too_many_is_refused_with_figures():
     """The other streams go on."""
     async with (
@@ -63,7 +57,7 @@ async def test_stream_too_many_is_refused_with_figures():
             assert await call.read()
             await call.done_writing()
             assert await call.read() is grpc.aio.EOF
-        await until(lambda: budget_of(proxy).held == 0)
+        await until(lambda: proxy.budget.held == 0)
         again = channel.stream_stream(STREAM)()
         await again.write(request_of("m"))
         assert await again.read()
@@ -121,7 +115,7 @@ async def test_connection_with_most_streams_makes_room_for_another():
         assert (await wire.answer(1))[0]
         await call.done_writing()
         assert await call.read() is grpc.aio.EOF
-        await until(lambda: budget_of(proxy).held == 0)
+        await until(lambda: proxy.budget.held == 0)
 
 
 async def test_calls_are_served_beside_as_many_streams_as_may_be_open():
@@ -164,22 +158,22 @@ async def test_a_stream_that_has_ended_in_any_way_counts_no_more(end):
     async with proxy_before(act) as proxy, wire_to(proxy.address) as wire:
         wire.greet()
         wire.send(*(begin(i, STREAM) for i in (1, 3)))
-        await until(lambda: budget_of(proxy).held == 2 * 2**16)
+        await until(lambda: proxy.budget.held == 2 * 2**16)
         if ENDS[end]:
             wire.send(ENDS[end])
         else:
             wire.writer.transport.abort()
-        await until(lambda: budget_of(proxy).held == 0)
+        await until(lambda: proxy.budget.held == 0)
 
 
 async def test_a_connection_to_the_server_behind_that_breaks_ends_its_streams():
     async with proxy_before(each) as proxy, wire_to(proxy.address) as wire:
         wire.greet()
         wire.send(begin(1, STREAM))
-        await until(lambda: budget_of(proxy).held == 2**16)
+        await until(lambda: proxy.budget.held == 2**16)
         (session,) = proxy.server._sessions
         await until(lambda: session.upstreams[0].was_open)
         session.upstreams[0].close()
         session.flush()
         await wire.answer(1)
-        await until(lambda: budget_of(proxy).held == 0)
+        await until(lambda: proxy.budget.held == 0)

@@ -83,7 +83,7 @@ async def test_a_model_that_triton_lost_and_that_comes_back_is_not_ready():
 @pytest.mark.parametrize(
     ("named", "metadata", "model", "straight"),
     [
-        ("team/a", [], "team/a", 0),  # it has another name in Triton
+        ("team/a", [], "team/a", 0),  # Triton knows it by another name
         ("m", [("mm-model-id", "m"), ("mm-model-id-bin", b"m")], "m", 1),
         ("", [("mm-model-id", "m")], "m", 0),
         ("m", [("mm-model-id-bin", b"team/a")], "team/a", 0),
@@ -117,6 +117,21 @@ async def test_unloaded_model_is_refused_in_callers_words(size):
         text = f"Request for unknown model: 'nope' is not found; {NOT_LOADED}"
         assert await refusal(call(message)) == ("NOT_FOUND", text)
         assert await refusal(call(message, metadata=MESH)) == ("NOT_FOUND", NOT_LOADED)
+
+
+async def test_many_refusals_have_few_lines_in_the_log(proxy, channel, caplog):
+    caplog.set_level(logging.INFO)
+    infer = channel.unary_unary(INFER)
+    await asyncio.gather(*(refusal(infer(request_of("nope"))) for _ in range(100)))
+
+    def count_told() -> tuple[int, int]:
+        lines = sum(each.message == "request.failed" for each in caplog.records)
+        return lines, sum(getattr(each, "requests", 0) for each in caplog.records)
+
+    await until(lambda: sum(count_told()) >= 100)
+    lines, summed_up = count_told()
+    assert lines + summed_up == proxy.counted("NOT_FOUND") == 100
+    assert summed_up
 
 
 IDS = [("x-request-id", "7"), ("traceparent", f"00-{'a' * 32}-{'b' * 16}-01")]

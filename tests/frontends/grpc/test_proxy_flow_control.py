@@ -12,6 +12,7 @@ from adapter.relay.flow_control import CONNECTION_WINDOW, STREAM_WINDOW
 from adapter.relay.frames import Code
 from tests.fakes.http2_triton import answer, pour, untouched
 from tests.frontends.grpc.proxy_listener import (
+    MIB,
     Wire,
     begin,
     big_request,
@@ -26,9 +27,6 @@ from tests.frontends.grpc.proxy_listener import (
     until,
     wire_to,
 )
-
-MIB = 2**20
-ALL = 2**31 - 1
 
 
 def held(proxy) -> int:
@@ -67,11 +65,10 @@ async def test_windows_and_settings_end_where_they_are_said(proxy, upstream, wir
 async def test_windows_are_given_back_in_large_parts_both_ways(proxy, upstream, wire):
     """Each frame that says so costs its peer as much as one that moves something."""
     message = prefixed(big_request("m", 2 * MIB))
-    wire.send(frames.settings({frames.INITIAL_WINDOW_SIZE: ALL}))
-    wire.send(frames.window_update(0, ALL - 65_535))
-    asking = asyncio.create_task(poured_request(wire, message))
-    triton = await upstream.accepted({frames.INITIAL_WINDOW_SIZE: ALL})
-    triton.send(frames.window_update(0, ALL - 65_535))
+    wire.widen()
+    asking = asyncio.create_task(wire.pour(1, message, 2**16))
+    triton = await upstream.accepted()
+    triton.widen()
     await triton.data(1, len(message))
     await asking
     await pour(triton, 1, message)
@@ -91,52 +88,37 @@ async def test_a_tensor_of_600_kib_may_come_without_a_pause(proxy, upstream, wir
     await wire.answer(1)
 
 
-async def poured_request(wire: Wire, message: bytes) -> None:
-    """As fast as the window of its stream allows, in large frames."""
-    wire.send(begin(1))
-    at, room = 0, STREAM_WINDOW
-    while at < len(message):
-        if not room:
-            room += int.from_bytes((await wire.until(frames.WINDOW_UPDATE, 1))[2])
-        piece = message[at : at + min(room, 2**16)]
-        at, room = at + len(piece), room - len(piece)
-        wire.send(frame(frames.DATA, int(at == len(message)), 1, piece))
-
-
 @pytest.mark.parametrize("size", [2**14, 2**14 + 1, 2**15, 40_000, 2**16])
 async def test_large_frames_are_cut_for_the_caller(proxy, upstream, wire, size):
+    wire.widen()
     wire.send(request(1))
     triton = await upstream.accepted()
     await triton.until(frames.DATA, 1)
     said = bytes(at % 251 for at in range(size - 5))
     triton.send(answer(1, said))
-    if size > frames.DEFAULT_WINDOW:
-        while sum(len(f[3]) for f in wire.got if f[0] == frames.DATA) < frames.DEFAULT_WINDOW:
-            await wire.next()
-        wire.send(frames.window_update(1, size), frames.window_update(0, size))
-    await wire.until(frames.HEADERS, 1)
-    if not wire.got[-1][1] & frames.END_STREAM:
-        await wire.until(frames.HEADERS, 1)
-    parts = [f[3] for f in wire.got if (f[0], f[2]) == (frames.DATA, 1)]
-    assert b"".join(parts)[5:] == said
-    assert max(map(len, parts)) == frames.FRAME_BYTES
-    assert not [f for f in wire.got if f[0] == frames.RST_STREAM]
+    assert (await wire.answer(1))[0][5:] == said
+    sizes = [len(payload) for kind, _, _, payload in wire.got if kind == frames.DATA]
+    assert max(sizes) == frames.FRAME_BYTES
+
+
+async def answer_sized(message, _):
+    """Answer with an id as long as the id of the request says."""
+    size = int(pb.ModelInferRequest.FromString(message).id)
+    return pb.ModelInferResponse(id="x" * size).SerializeToString()
+
+
+def sized(stream_id: int, name: str, size: int) -> bytes:
+    message = prefixed(request_of(name, id=str(size)))
+    return begin(stream_id) + frame(frames.DATA, frames.END_STREAM, stream_id, message)
 
 
 async def test_answers_of_both_never_overrun_the_window_and_all_arrive():
-    async def act(message, context):
-        size = int(pb.ModelInferRequest.FromString(message).id)
-        return pb.ModelInferResponse(id="x" * size).SerializeToString()
-
-    async with proxy_before(act) as proxy, wire_to(proxy.address) as wire:
-        wire.greet({frames.INITIAL_WINDOW_SIZE: ALL})
+    async with proxy_before(answer_sized) as proxy, wire_to(proxy.address) as wire:
+        wire.greet({frames.INITIAL_WINDOW_SIZE: frames.MAX_WINDOW})
         sizes = {1: 1, 3: 50_000, 5: 60_000, 7: 40_000, 9: 50_000}
         for stream_id, size in sizes.items():
-            name = "team/a" if stream_id in {3, 7} else "m"
-            wire.send(begin(stream_id))
-            message = prefixed(request_of(name, id=str(size)))
-            wire.send(frame(frames.DATA, frames.END_STREAM, stream_id, message))
-        window, ended = 65_535, set()
+            wire.send(sized(stream_id, "team/a" if stream_id in {3, 7} else "m", size))
+        window, ended = frames.DEFAULT_WINDOW, set()
         while ended != sizes.keys():
             kind, flags, stream_id, payload = await wire.next()
             if kind == frames.DATA:
@@ -174,26 +156,15 @@ async def test_closing_listener_waits_for_closed_windows(proxy, upstream, wire):
 @pytest.mark.parametrize("name", ["m", "team/a"])
 async def test_an_answer_that_is_not_read_holds_up_no_other(name):
     """Of many answers a caller takes none but the last; nor does Triton wait for it."""
-    size = 2 * MIB
-
-    async def act(message, context):
-        found = pb.ModelInferRequest.FromString(message)
-        return pb.ModelInferResponse(id="x" * int(found.id)).SerializeToString()
-
-    async with proxy_before(act) as proxy, wire_to(proxy.address) as wire:
+    async with proxy_before(answer_sized) as proxy, wire_to(proxy.address) as wire:
         wire.greet({frames.INITIAL_WINDOW_SIZE: 1})
-        wire.send(frames.window_update(0, ALL - 65_535))
+        wire.send(frames.window_update(0, frames.MAX_WINDOW - frames.DEFAULT_WINDOW))
         for stream_id in range(1, 13, 2):
-            wire.send(begin(stream_id))
-            message = prefixed(request_of(name, id=str(size)))
-            wire.send(frame(frames.DATA, frames.END_STREAM, stream_id, message))
+            wire.send(sized(stream_id, name, 2 * MIB))
         for _ in range(6):
             await wire.until(frames.HEADERS)
         for stream_id, other in ((101, "m"), (103, "team/a")):
-            wire.send(begin(stream_id))
-            message = prefixed(request_of(other, id="70000"))
-            wire.send(frame(frames.DATA, frames.END_STREAM, stream_id, message))
-            wire.send(frames.window_update(stream_id, MIB))
+            wire.send(sized(stream_id, other, 70_000), frames.window_update(stream_id, MIB))
             data, _ = await wire.answer(stream_id)
             assert len(data) > 70_000
         assert held(proxy) < 6 * MIB
@@ -234,8 +205,8 @@ async def test_crowd_of_unfinished_requests_is_all_answered():
     """Many requests whose ends come last, and together more than may be held."""
     message = prefixed(big_request("m", 200_000))
     async with proxy_before(echo, max_inflight_bytes=MIB) as proxy, wire_to(proxy.address) as wire:
-        wire.greet({frames.INITIAL_WINDOW_SIZE: ALL})
-        wire.send(frames.window_update(0, ALL - 65_535))
+        wire.greet()
+        wire.widen()
         ids = range(1, 41, 2)
         for stream_id in ids:
             wire.send(begin(stream_id))
@@ -273,14 +244,12 @@ async def test_triton_hears_of_a_small_request_when_all_of_it_is_here(proxy, ups
 async def test_triton_never_has_all_of_a_request_that_has_not_ended(proxy, upstream, wire):
     """All bytes are here but the end is not: the last byte waits, so a reset meets no request."""
     message = prefixed(big_request("m", 300_000))
-    wire.send(begin(1))
-    for at in range(0, 2**18, 2**14):
-        wire.send(frame(frames.DATA, 0, 1, message[at : at + 2**14]))
+    first, rest = message[: 2**18], message[2**18 :]
+    wire.send(begin(1), *data_frames(1, first, ends=False))
     triton = await upstream.accepted({frames.INITIAL_WINDOW_SIZE: MIB})
     triton.send(frames.window_update(0, MIB))
     await triton.until(frames.HEADERS, 1)
-    for at in range(2**18, len(message), 2**14):
-        wire.send(frame(frames.DATA, 0, 1, message[at : at + 2**14]))
+    wire.send(*data_frames(1, rest, ends=False))
     seen = len(await triton.data(1, len(message) - 1))
     assert seen == len(message) - 1
     assert proxy.in_flight("m") == 1
@@ -289,17 +258,10 @@ async def test_triton_never_has_all_of_a_request_that_has_not_ended(proxy, upstr
     await proxy.until_free("m")
     assert proxy.counted("CANCELLED") == 1
 
-    wire.send(begin(3))
-    for at in range(0, len(message), 2**14):
-        wire.send(frame(frames.DATA, 0, 3, message[at : at + 2**14]))
+    wire.send(begin(3), *data_frames(3, message, ends=False))
     wire.send(frame(frames.DATA, frames.END_STREAM, 3))
-    got = b""
-    while True:
-        flags, _, payload = await triton.until(frames.DATA, 3)
-        got += payload
-        if flags & frames.END_STREAM:
-            break
-    assert got == message
+    assert await triton.data(3, len(message)) == message
+    assert triton.got[-1][1] & frames.END_STREAM
     wire.send(frames.reset(3, Code.CANCEL))
     await proxy.until_abandoned("m")
     triton.send(answer(3, b"x"))
@@ -310,7 +272,7 @@ async def test_triton_never_has_all_of_a_request_that_has_not_ended(proxy, upstr
 
 async def test_a_window_that_shrinks_amid_an_answer_is_kept(proxy, wire):
     wire.send(frames.settings({frames.INITIAL_WINDOW_SIZE: 30_000}))
-    wire.send(frames.window_update(0, ALL - 70_000))
+    wire.send(frames.window_update(0, 2**30))
     wire.send(begin(1))
     wire.send(*data_frames(1, prefixed(big_request("m", 60_000))))
     got = len(await wire.data(1, 30_000))
@@ -325,10 +287,12 @@ async def test_a_window_that_shrinks_amid_an_answer_is_kept(proxy, wire):
 
 
 async def test_the_window_of_a_stream_must_not_overflow(proxy, wire):
-    wire.send(begin(1), frames.window_update(1, ALL))
+    wire.send(begin(1), frames.window_update(1, frames.MAX_WINDOW))
     assert await wire.reset_of(1) == Code.FLOW_CONTROL_ERROR
     wire.send(begin(3))
-    wire.send(frames.settings({frames.INITIAL_WINDOW_SIZE: ALL}), frames.window_update(3, 1))
+    wire.send(
+        frames.settings({frames.INITIAL_WINDOW_SIZE: frames.MAX_WINDOW}), frames.window_update(3, 1)
+    )
     assert await wire.reset_of(3) == Code.FLOW_CONTROL_ERROR
     wire.send(request(5))
     await wire.answer(5)
@@ -362,16 +326,7 @@ async def test_second_name_under_way_reaches_no_model():
 
     async with proxy_before(act) as proxy, wire_to(proxy.address) as wire:
         wire.greet()
-        evil = prefixed(big_request("m", 700_000) + b"\x0a\x06team/a")
-        wire.send(begin(3))
-        at, room = 0, STREAM_WINDOW
-        while at < len(evil):
-            if room < 2**14:
-                room += int.from_bytes((await wire.until(frames.WINDOW_UPDATE, 3))[2])
-                continue
-            piece = evil[at : at + 2**14]
-            at, room = at + len(piece), room - len(piece)
-            wire.send(frame(frames.DATA, int(at == len(evil)), 3, piece))
+        await wire.pour(3, prefixed(big_request("m", 700_000) + b"\x0a\x06team/a"))
         _, trailers = await wire.answer(3)
         assert b"InvalidRequest: the message names its model more than once" in trailers
         wire.send(request(5))

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
 import grpc
 import pytest
@@ -13,13 +12,14 @@ from adapter.relay import frames
 from adapter.relay.flow_control import STREAM_WINDOW
 from adapter.relay.frames import Code
 from adapter.runtime import byte_budget
-from adapter.runtime.byte_budget import ByteBudget
 from tests.frontends.grpc.proxy_listener import (
     INFER,
     MIB,
+    ProxySetup,
     begin,
     big_request,
     channel_to,
+    complete,
     data_frames,
     echo,
     frame,
@@ -139,6 +139,7 @@ async def test_a_load_may_bring_files_above_the_limit_of_other_calls():
 # -- of all together
 
 
+mebibyte = pytest.mark.parametrize("proxy", [{"max_inflight_bytes": MIB}], indirect=True)
 BEGUN = prefixed(big_request("m", MIB))
 
 
@@ -147,106 +148,79 @@ def begun(stream_id: int = 1, count: int = 1) -> bytes:
     return begin(stream_id) + b"".join(data_frames(stream_id, BEGUN)[:count])
 
 
-@asynccontextmanager
-async def all_taken(budget: ByteBudget) -> AsyncIterator[HeldBody]:
-    """By one who may go on alone, while Triton takes nothing of its body."""
-    with HeldBody(budget, 2**30, is_reading=lambda: False) as other:
-        await other.take(budget.limit)
+@pytest.fixture
+async def taken(proxy: ProxySetup) -> AsyncIterator[HeldBody]:
+    """All room is taken, by one who may go on alone while Triton takes nothing of its body."""
+    with HeldBody(proxy.budget, 2**30, is_reading=lambda: False) as other:
+        await other.take(proxy.budget.limit)
         yield other
 
 
-async def test_large_requests_wait_for_room_and_small_ones_go_on_beside_them():
-    message = BEGUN[5:]
-    async with proxy_before(echo, max_inflight_bytes=MIB) as proxy:
-        budget = proxy.server._context.budget
-        async with channel_to(proxy.address) as channel:
-            infer = channel.unary_unary(INFER)
-            async with all_taken(budget):
-                large = asyncio.ensure_future(infer(message))
-                await until(lambda: budget.waiting == 1)
-                await infer(request_of())
-                assert not large.done()
-            assert len(await large) == len(message)
-        assert (budget.held, budget.waiting) == (0, 0)
+@mebibyte
+async def test_large_requests_wait_for_room_and_small_ones_go_on_beside_them(proxy, channel, taken):
+    infer = channel.unary_unary(INFER)
+    large = asyncio.ensure_future(infer(BEGUN[5:]))
+    await until(lambda: proxy.budget.waiting == 1)
+    await infer(request_of())
+    assert not large.done()
+    taken.end()
+    assert len(await large) == len(BEGUN) - 5
+    assert (proxy.budget.held, proxy.budget.waiting) == (0, 0)
 
 
+@mebibyte
+@pytest.mark.usefixtures("taken")
 @pytest.mark.parametrize("end", ["reset", "close", "unload"])
-async def test_who_leaves_while_it_waits_keeps_nothing(end):
-    async with (
-        proxy_before(echo, max_inflight_bytes=MIB) as proxy,
-        wire_to(proxy.address) as wire,
-    ):
-        budget = proxy.server._context.budget
-        async with all_taken(budget):
-            wire.greet()
-            wire.send(begun())
-            await until(lambda: budget.waiting)
-            assert proxy.in_flight("m") == 1
-            if end == "reset":
-                wire.send(frames.reset(1, Code.CANCEL))
-            elif end == "close":
-                wire.writer.close()
-            else:
-                await proxy.fakes.unload("m")
-                await wire.answer(1)
-            await until(lambda: budget.held == MIB and not budget.waiting)
+async def test_who_leaves_while_it_waits_keeps_nothing(proxy, wire, end):
+    wire.send(begun())
+    await until(lambda: proxy.budget.waiting)
+    assert proxy.in_flight("m") == 1
+    if end == "reset":
+        wire.send(frames.reset(1, Code.CANCEL))
+    elif end == "close":
+        wire.writer.close()
+    else:
+        await proxy.fakes.unload("m")
+        await wire.answer(1)
+    await until(lambda: proxy.budget.held == MIB and not proxy.budget.waiting)
 
 
-async def test_the_deadline_of_what_waits_for_room_is_kept():
-    async with (
-        proxy_before(echo, max_inflight_bytes=MIB) as proxy,
-        channel_to(proxy.address) as channel,
-    ):
-        budget = proxy.server._context.budget
-        async with all_taken(budget):
-            call = channel.unary_unary(INFER)(BEGUN[5:], timeout=0.5)
-            assert (await refusal(call))[0] == "DEADLINE_EXCEEDED"
-            await until(lambda: not budget.waiting)
+@mebibyte
+@pytest.mark.usefixtures("taken")
+async def test_the_deadline_of_what_waits_for_room_is_kept(proxy, channel):
+    call = channel.unary_unary(INFER)(BEGUN[5:], timeout=0.5)
+    assert (await refusal(call))[0] == "DEADLINE_EXCEEDED"
+    await until(lambda: not proxy.budget.waiting)
 
 
-async def test_what_finds_no_room_is_refused_after_a_while(monkeypatch):
+@mebibyte
+@pytest.mark.usefixtures("taken")
+async def test_what_finds_no_room_is_refused_after_a_while(channel, monkeypatch):
     monkeypatch.setattr(byte_budget, "_WAIT_SECONDS", 0.2)
-    async with (
-        proxy_before(echo, max_inflight_bytes=MIB) as proxy,
-        channel_to(proxy.address) as channel,
-    ):
-        async with all_taken(proxy.server._context.budget):
-            code, text = await refusal(channel.unary_unary(INFER)(BEGUN[5:]))
-        assert code == "RESOURCE_EXHAUSTED"
-        assert "TooManyWaiting: there was no room for the body for 0.2 s" in text
+    code, text = await refusal(channel.unary_unary(INFER)(BEGUN[5:]))
+    assert code == "RESOURCE_EXHAUSTED"
+    assert "TooManyWaiting: there was no room for the body for 0.2 s" in text
 
 
-async def test_who_waits_may_send_one_window_and_no_more():
-    async with (
-        proxy_before(echo, max_inflight_bytes=MIB) as proxy,
-        wire_to(proxy.address) as wire,
-    ):
-        budget = proxy.server._context.budget
-        async with all_taken(budget) as other:
-            wire.greet()
-            wire.send(begun(1, STREAM_WINDOW // 2**14))
-            await until(lambda: budget.held == MIB + STREAM_WINDOW)
-            assert not [f for f in wire.got if f[0] == frames.WINDOW_UPDATE and f[2] == 1]
-            other.end()
-            await wire.until(frames.WINDOW_UPDATE, 1)
+@mebibyte
+async def test_who_waits_may_send_one_window_and_no_more(proxy, wire, taken):
+    wire.send(begun(1, STREAM_WINDOW // 2**14))
+    await until(lambda: proxy.budget.held == MIB + STREAM_WINDOW)
+    assert not [f for f in wire.got if f[0] == frames.WINDOW_UPDATE and f[2] == 1]
+    taken.end()
+    await wire.until(frames.WINDOW_UPDATE, 1)
 
 
-async def test_what_waits_is_refused_where_it_keeps_out_what_need_not_wait():
+@mebibyte
+@pytest.mark.usefixtures("taken")
+async def test_what_waits_is_refused_where_it_keeps_out_what_need_not_wait(proxy, wire):
     """The window of the connection is used up by two who wait."""
-    async with (
-        proxy_before(echo, max_inflight_bytes=MIB) as proxy,
-        wire_to(proxy.address) as wire,
-    ):
-        budget = proxy.server._context.budget
-        async with all_taken(budget):
-            wire.greet()
-            wire.send(begun(1, 32), begun(3, 32))
-            await until(lambda: budget.held == 2 * MIB)
-            wire.send(begin(5))
-            _, trailers = await wire.answer(3)
-            assert b"too much is on its way to Triton" in trailers
-            small = prefixed(request_of())
-            wire.send(frame(frames.DATA, frames.END_STREAM, 5, small))
-            data, _ = await wire.answer(5)
-            assert len(data) > 5
-            assert budget.waiting == 1
+    wire.send(begun(1, 32), begun(3, 32))
+    await until(lambda: proxy.budget.held == 2 * MIB)
+    wire.send(begin(5))
+    _, trailers = await wire.answer(3)
+    assert b"too much is on its way to Triton" in trailers
+    wire.send(complete(5))
+    data, _ = await wire.answer(5)
+    assert len(data) > 5
+    assert proxy.budget.waiting == 1

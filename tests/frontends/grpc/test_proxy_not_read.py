@@ -11,7 +11,6 @@ from tests.fakes.http2_triton import pour
 from tests.frontends.grpc.proxy_listener import (
     MIB,
     Wire,
-    begin,
     big_request,
     frame,
     prefixed,
@@ -19,7 +18,7 @@ from tests.frontends.grpc.proxy_listener import (
     until,
     wire_to,
 )
-from tests.frontends.grpc.test_proxy_flow_control import ALL, held
+from tests.frontends.grpc.test_proxy_flow_control import held
 
 UNSENT = 2**19  # bytes that were written to a peer that reads nothing
 
@@ -37,21 +36,11 @@ async def test_a_triton_that_reads_nothing_is_no_reason_to_hold_more(proxy, upst
 
     async def send(wire):
         wire.greet()
-        wire.send(begin(1))
-        message = prefixed(big_request("m", size))
-        wire.send(frame(frames.DATA, 0, 1, message[:1000]))
-        triton = await upstream.accepted({frames.INITIAL_WINDOW_SIZE: ALL})
+        sending = asyncio.create_task(wire.pour(1, prefixed(big_request("m", size))))
+        triton = await upstream.accepted()
         triton.reader._transport.pause_reading()
-        triton.send(frames.window_update(0, ALL - 65_535))
-        at, room = 1000, STREAM_WINDOW - 1000
-        while at < len(message):
-            if room < 2**14:
-                _, _, more = await wire.until(frames.WINDOW_UPDATE, 1)
-                room += int.from_bytes(more)
-                continue
-            piece = message[at : at + 2**14]
-            at, room = at + len(piece), room - len(piece)
-            wire.send(frame(frames.DATA, int(at == len(message)), 1, piece))
+        triton.widen()
+        await sending
 
     async with AsyncExitStack() as stack:
         wires = [await stack.enter_async_context(wire_to(proxy.address)) for _ in range(callers)]
@@ -68,16 +57,12 @@ async def test_a_triton_that_reads_nothing_is_no_reason_to_hold_more(proxy, upst
 
 async def drained(upstream, size):
     """One of its connections, which has one request."""
-    read = 0
-    reader, writer = upstream.pairs.pop()
-    wire = Wire(reader, writer)
-    while read < size:
-        read += len((await wire.until(frames.DATA, 1))[2])
+    await Wire(*upstream.pairs.pop()).data(1, size)
 
 
 async def test_a_caller_that_reads_nothing_is_no_reason_to_hold_more(proxy, upstream, wire):
-    wire.send(frames.settings({frames.INITIAL_WINDOW_SIZE: ALL}))
-    wire.send(frames.window_update(0, ALL - 65_535), request(1))
+    wire.widen()
+    wire.send(request(1))
     triton = await upstream.accepted()
     await triton.until(frames.DATA, 1)
     wire.reader._transport.pause_reading()

@@ -15,9 +15,11 @@ from adapter.relay.frames import Code
 from adapter.relay.policy import CallerLimits
 from tests.fakes.http2_triton import answer, pour, scripted_triton, untouched
 from tests.frontends.grpc.proxy_listener import (
+    MIB,
     STREAM,
     begin,
     big_request,
+    data_frames,
     echo,
     frame,
     prefixed,
@@ -30,7 +32,7 @@ from tests.frontends.grpc.proxy_listener import (
 from tests.grpc_calls import write_decoupled_model
 from tests.running import embedded_adapter
 
-MIB, SECONDS = 2**20, 10
+SECONDS = 10
 UNAVAILABLE = grpc.StatusCode.UNAVAILABLE.value[0]
 INVALID_ARGUMENT = grpc.StatusCode.INVALID_ARGUMENT.value[0]
 LONG = CallerLimits()
@@ -54,9 +56,7 @@ async def opened(patience: CallerLimits = LONG, window: int = 0):
 def begun(size: int) -> bytes:
     """A request, and so much of its message of 3 MiB."""
     message = prefixed(big_request("m", 3 * MIB))[:size]
-    parts = (message[at : at + 2**14] for at in range(0, size, 2**14))
-    head = begin(1)
-    return head + b"".join(frame(frames.DATA, 0, 1, part) for part in parts)
+    return begin(1) + b"".join(data_frames(1, message, ends=False))
 
 
 async def refused(wire) -> tuple[int, bool]:
@@ -156,7 +156,7 @@ async def unread(patience: CallerLimits):
         wire.send(request(1))
         triton = await upstream.accepted()
         await triton.until(frames.DATA, 1)
-        whole = b"\0" + (2 * MIB).to_bytes(4, "big") + bytes(2 * MIB)
+        whole = prefixed(bytes(2 * MIB))
         pouring = asyncio.create_task(pour(triton, 1, whole))
         await wire.until(frames.HEADERS, 1)
         try:
@@ -181,22 +181,19 @@ async def test_unload_reads_answer_that_comes_later():
         triton = await upstream.accepted()
         await triton.until(frames.DATA, 1)
         task = await unloading(proxy)
-        whole = b"\0" + (2 * MIB).to_bytes(4, "big") + bytes(2 * MIB)
+        whole = prefixed(bytes(2 * MIB))
         await pour(triton, 1, whole)
         await task
         await wire.until(frames.RST_STREAM, 1)
         await untouched(triton)
 
 
-async def test_a_drain_does_not_wait_for_a_caller_who_does_not_read():
-    async with unread(CallerLimits(drain=0.1)) as (proxy, wire, _):
-        proxy.server.start_drain_deadline()
-        await wire.until(frames.RST_STREAM, 1)
-        await proxy.until_free("m")
-
-
-async def test_an_answer_that_nobody_takes_anything_of_is_given_up_in_time():
-    async with unread(SHORT) as (proxy, wire, _):
+@pytest.mark.parametrize("is_draining", [True, False], ids=["in a drain", "in time"])
+async def test_an_answer_that_nobody_takes_is_given_up(is_draining):
+    limits = CallerLimits(drain=0.1) if is_draining else SHORT
+    async with unread(limits) as (proxy, wire, _):
+        if is_draining:
+            proxy.server.start_drain_deadline()
         await wire.until(frames.RST_STREAM, 1)
         await proxy.until_free("m")
 
@@ -242,15 +239,12 @@ def test_end_does_not_wait_for_unread_stream(tmp_path):
     zeros = "for _ in range(200): send(values.repeat(2**17))"
     write_decoupled_model(tmp_path / "many", answer=zeros)
 
-    async def begin(wire) -> None:
-        wire.greet({frames.INITIAL_WINDOW_SIZE: 70_000})
-        wire.send(begin(1, STREAM))
-        wire.send(frame(frames.DATA, 0, 1, prefixed(request_of("many", 1.0))))
-        await wire.until(frames.DATA, 1)
-
     async def ask(adapter) -> None:
         async with wire_to(adapter.grpc) as wire, asyncio.timeout(6 * SECONDS):
-            await begin(wire)
+            wire.greet({frames.INITIAL_WINDOW_SIZE: 70_000})
+            wire.send(begin(1, STREAM))
+            wire.send(frame(frames.DATA, 0, 1, prefixed(request_of("many", 1.0))))
+            await wire.until(frames.DATA, 1)
             adapter.process.send_signal(signal.SIGTERM)
             await wire.reader.read()  # until the adapter ends the connection
 
