@@ -8,9 +8,11 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
+
 from adapter.core.model import ModelId
 from adapter.errors import InvalidRequest
-from adapter.frontends.access import Access, SitePolicy
+from adapter.frontends.access import Access, Extensions, SitePolicy
 from adapter.frontends.bodies import Limits
 from adapter.frontends.drain import Drain
 from adapter.frontends.http import answers
@@ -21,8 +23,10 @@ from adapter.frontends.http.contracts import ContainerContracts
 from adapter.frontends.http.handled_inference import Inferences
 from adapter.frontends.http.instrumentation import Clock, Instrumentation, path_segments
 from adapter.frontends.http.plans import Heads
-from adapter.frontends.http.serve import Handle, Service
+from adapter.frontends.http.serve import Service
 from adapter.frontends.http.server import Connections, HttpServer
+from adapter.frontends.http.v2 import V2
+from adapter.frontends.repository import Repository
 from adapter.frontends.routes import INFERENCE, bare, find
 from adapter.runtime.byte_budget import ByteBudget
 from adapter.settings.values import parse_address
@@ -37,18 +41,20 @@ MAX_BODY = 64 * MIB
 PLANNED, HANDLED = "/models/m/invoke", "/app"
 PATHS = (PLANNED, HANDLED)
 
+# None of these ends a connection in a test.
+LONG = Limits(idle=60, head=60, body=60, answer=60, gone=60, linger=60)
+
+both = pytest.mark.parametrize("path", PATHS)
+
 # Takes requests by any name, as a listener that is not on loopback does.
 ANYWHERE = SitePolicy(parse_address("0.0.0.0:0"), ())
 
 
-def request(path: str, body: bytes = b"{}", *fields: str, version: str = "1.1") -> bytes:
-    lines = [
-        f"POST {path} HTTP/{version}",
-        "Host: localhost",
-        *fields,
-        f"Content-Length: {len(body)}",
-    ]
-    return "\r\n".join([*lines, "\r\n"]).encode() + body
+def request(
+    path: str, body: bytes = b"{}", *fields: str, method: str = "POST", version: str = "1.1"
+) -> bytes:
+    length = f"Content-Length: {len(body)}"
+    return head(path, *fields, length, method=method, version=version) + body
 
 
 def head(path: str, *fields: str, method: str = "POST", version: str = "1.1") -> bytes:
@@ -147,6 +153,7 @@ class Listener:
     gone: asyncio.Event = field(default_factory=asyncio.Event)
     callers: list[Caller] = field(default_factory=list)
     raised: Exception = field(default_factory=lambda: RuntimeError("a bug"))
+    serves_v2: bool = False  # every call of V2, not only inferences
 
     async def connect(self, **options: Any) -> Caller:
         if self.address.startswith("unix:"):
@@ -236,20 +243,8 @@ def is_inference(path: str) -> bool:
     return route is not None and route.scope is INFERENCE and route.contract != "endpoint"
 
 
-def handle_inferences(inferences: Inferences) -> Handle:
-    """Return what answers inferences that are not planned."""
-
-    async def infer(asked: Request) -> answers.Answer | None:
-        return await inferences.infer(asked, asked.match.below_model())
-
-    invoke = dict.fromkeys(("invoke", "invocations"), inferences.invoke)
-    generate = dict.fromkeys(("infer", "generate", "generate_stream"), infer)
-    find = Calls(Access("http"), {"sagemaker": invoke, "v2": generate}).find
-
-    async def handle(asked: Request) -> answers.Answer | None:
-        return await find(asked)(asked)
-
-    return handle
+async def list_no_versions() -> dict[str, list[str]]:
+    return {}
 
 
 @asynccontextmanager
@@ -261,6 +256,7 @@ async def opened(
     sites: SitePolicy = ANYWHERE,
     *,
     connections: Connections | None = None,
+    passthrough: tuple[str, ...] = (),
 ) -> AsyncIterator[Listener]:
     """Serve a listener, and check that no connection, task or lease is left of it."""
     before = asyncio.all_tasks()
@@ -301,12 +297,22 @@ async def opened(
             connections=connections,
             is_endpoint=connections is not None,
         )
-        calls = handle_inferences(inferences)
+        v2 = V2(
+            fakes.control,
+            fakes.control_state.triton,
+            inferences,
+            Repository(fakes.control, list_no_versions, []),
+            extensions=Extensions(passthrough),
+            max_body_bytes=MAX_BODY,
+        )
+        invoke = dict.fromkeys(("invoke", "invocations"), inferences.invoke)
+        calls = Calls(Access("http"), {"sagemaker": invoke, "v2": v2.handlers}, passthrough)
 
         async def handle(asked: Request) -> answers.Answer | None:
             listener.handled.append(asked.raw_path)
-            is_ours = asked.method == "POST" and is_inference(asked.raw_path)
-            return await (calls if is_ours else listener.handle)(asked)
+            if listener.serves_v2 or (asked.method == "POST" and is_inference(asked.raw_path)):
+                return await calls.find(asked)(asked)
+            return await listener.handle(asked)
 
         listening = parse_address(where)
         port = await server.open(listening)
@@ -324,6 +330,6 @@ async def opened(
             assert listener.in_flight() == 0
             assert (budget.held, budget.waiting) == (0, 0)
             await fakes.close()
-    while left := asyncio.all_tasks() - before:
+    while left := asyncio.all_tasks() - before - {asyncio.current_task()}:
         await asyncio.wait(left, timeout=10)
         assert not {task for task in left if not task.done()}

@@ -10,7 +10,6 @@ import pytest
 from adapter.frontends.http.chunks import ChunkDecoder, MalformedChunks
 from tests.cases import case
 from tests.frontends.http.readings import CHUNKED
-from tests.frontends.http.test_listener_framing import CHUNKS
 
 SEED = int(os.environ.get("NIGHTLY_SEED", "1"))
 ROUNDS = int(os.environ.get("NIGHTLY_CHUNKS", "3000"))
@@ -93,18 +92,6 @@ def outcome(pieces: list[bytes]) -> object:
         return decode(pieces)
     except MalformedChunks:
         return "refused"
-
-
-@pytest.mark.parametrize("name", CHUNKS)
-def test_malformed_chunks_are_refused_byte_by_byte(name: str):
-    data = CHUNKS[name] + b"POST / HTTP/1.1\r\nHost: x\r\n\r\n"
-    with pytest.raises(MalformedChunks):
-        decode([data[at : at + 1] for at in range(len(data))])
-
-
-def test_size_line_without_end_is_refused():
-    with pytest.raises(MalformedChunks):
-        decode([b"2;", *[b"a" * 100] * 100])
 
 
 @pytest.mark.parametrize("name", [b"Content-Length", b"transfer-encoding", b"HOST"])

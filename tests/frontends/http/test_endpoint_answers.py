@@ -5,7 +5,7 @@ import pytest
 from adapter.core.calls import NOT_STARTED
 from adapter.errors import BackendUnavailable, NoRoom, Overloaded
 from adapter.frontends.http.server import Connections
-from tests.frontends.http.listener import HANDLED, head, opened, request
+from tests.frontends.http.listener import HANDLED, Listener, head, opened, request
 
 PATH = "/endpoints/any/invocations"
 
@@ -28,12 +28,11 @@ PATH = "/endpoints/any/invocations"
     ids=["a bug", "no Triton", "Triton had it", "Triton is busy", "no room for long"],
 )
 async def test_endpoint_error_has_code_and_retry_hint(
-    error: Exception, expected: tuple[int, str, str | None, str | None]
+    listener: Listener, error: Exception, expected: tuple[int, str, str | None, str | None]
 ) -> None:
     """The code is that of AWS; the hint is for other machines."""
-    async with opened() as listener:
-        listener.raised = error
-        found = await (await listener.connect()).ask(request(PATH))
+    listener.raised = error
+    found = await (await listener.connect()).ask(request(PATH))
     headers = found.headers
     code, wait = headers["x-amzn-errortype"], headers.get("x-amz-retry-after")
     assert (found.status, code, wait, headers.get(NOT_STARTED.lower())) == expected

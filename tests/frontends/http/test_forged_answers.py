@@ -12,49 +12,15 @@ from typing import Self
 
 import pytest
 
-from tests.frontends.http.listener import PLANNED, opened, request
+from tests.frontends.http.listener import request
 from tests.running import EXAMPLES, RunningAdapter
 
-SECONDS = 30
 BLOCK = 2**14  # Triton writes an answer in pieces of so many bytes
 BLOCKS, ATTACKS, ATTACKERS, OTHERS, BUSY = 16, 25, 4, 8, 4
 LENGTH = "Inference-Header-Content-Length"
 
 
-def answer(body: bytes) -> bytes:
-    return b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body
-
-
 # -- byte by byte ----------------------------------------------------------------------------------
-
-
-async def test_an_answer_within_a_body_is_a_part_of_that_body():
-    """The same came before as an answer, and now in a piece of its own."""
-    first, forged, rest = bytes(BLOCK), answer(b"[1]"), answer(b"[2]") + bytes(2**20)
-    whole = first + forged + rest
-    bodies = [b"[1]", whole, b"[3]"]
-    is_taken = asyncio.Semaphore(0)
-
-    async def script(talk):
-        if (body := bodies.pop(0)) is not whole:
-            await talk.say(answer(body))
-            return
-        await talk.say(answer(whole)[: -len(whole)])
-        for piece in (first, forged, rest):
-            await talk.say(piece)
-            await is_taken.acquire()
-
-    async with opened(script) as listener, asyncio.timeout(SECONDS):
-        caller, other = await listener.connect(), await listener.connect()
-        assert (await caller.ask(request(PLANNED))).body == b"[1]"
-        await caller.send(request(PLANNED))
-        assert (await caller.head()).headers["content-length"] == str(len(whole))
-        for piece in (first, forged, rest):
-            found = await caller.reader.read(1)
-            is_taken.release()
-            assert found + await caller.reader.readexactly(len(piece) - 1) == piece
-        assert (await other.ask(request(PLANNED))).body == b"[3]"
-        assert len(listener.upstream.talks) == 1
 
 
 # -- the real Triton -------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from adapter.frontends.http.plans import Heads, Plan
 from adapter.telemetry.traffic import Traffic
 from tests.cases import rows
 from tests.fakes.control import ControlOnFakes
-from tests.frontends.http.listener import ANYWHERE, PLANNED, head, opened, request
+from tests.frontends.http.listener import ANYWHERE, PLANNED, head, request
 
 LENGTH = "Content-Length: 2"
 V2 = "/v2/models/m/infer"
@@ -123,10 +123,8 @@ def test_lines_that_differ_go_with_their_own_request(path, line, is_told):
         assert lines == (f"{own}\r\n".encode() if is_told else b"")
 
 
-async def test_one_head_with_many_bodies_asks_for_each_of_them():
-    async with opened() as listener:
-        caller = await listener.connect()
-        bodies = [b"[%d]" % number for number in range(10, 30)]
-        for body in bodies:
-            assert (await caller.ask(request(PLANNED, body))).status == 200
-        assert [asked.body for asked in listener.upstream.requests] == bodies
+async def test_one_head_with_many_bodies_asks_for_each_of_them(listener, caller):
+    bodies = [b"[%d]" % number for number in range(10, 30)]
+    for body in bodies:
+        assert (await caller.ask(request(PLANNED, body))).status == 200
+    assert [asked.body for asked in listener.upstream.requests] == bodies

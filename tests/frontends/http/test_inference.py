@@ -46,110 +46,95 @@ async def answer(talk: Talk) -> None:
     ],
     ids=lambda asked: asked[-1],
 )
-async def test_inference_is_answered_by_hand_whatever_its_head(path, asked):
-    async with opened() as listener:
-        caller = await listener.connect()
-        body, *fields = asked
-        assert (await caller.ask(request(path, body, *fields))).status == 200
-        assert listener.handled == []
-        assert [asked.body for asked in listener.upstream.requests] == [body]
+async def test_inference_is_answered_by_hand_whatever_its_head(listener, caller, path, asked):
+    body, *fields = asked
+    assert (await caller.ask(request(path, body, *fields))).status == 200
+    assert listener.handled == []
+    assert [asked.body for asked in listener.upstream.requests] == [body]
 
 
 @pytest.mark.parametrize("target", ["/models/%6d/invoke", PLANNED + "/", PLANNED + "?a=b"])
-async def test_inference_is_answered_by_hand_whatever_its_target(target):
-    async with opened() as listener:
-        caller = await listener.connect()
-        for path in (target, f"http://localhost{target}"):
-            assert (await caller.ask(request(path))).status == 200
-        assert listener.handled == []
+async def test_inference_is_answered_by_hand_whatever_its_target(listener, caller, target):
+    for path in (target, f"http://localhost{target}"):
+        assert (await caller.ask(request(path))).status == 200
+    assert listener.handled == []
 
 
 @pytest.mark.parametrize("path", [PLANNED, V2])
 @pytest.mark.parametrize("authority", ["x?a=b", "x:80?", "x?://"])
-async def test_query_is_no_path_in_absolute_form(path, authority):
+async def test_query_is_no_path_in_absolute_form(listener, caller, path, authority):
     """A proxy that allows or refuses paths reads `http://x?a/models/m/invoke` as the path `/`."""
-    async with opened() as listener:
-        caller = await listener.connect()
-        assert (await caller.ask(request(f"http://{authority}{path}"))).status == 200
-        assert len(listener.handled) == 1
-        assert listener.upstream.requests == []
+    assert (await caller.ask(request(f"http://{authority}{path}"))).status == 200
+    assert len(listener.handled) == 1
+    assert listener.upstream.requests == []
 
 
 @pytest.mark.parametrize("path", [PLANNED, V2])
-async def test_chunks_are_passed_on_in_chunks_of_their_own(path):
-    async with opened() as listener:
-        caller = await listener.connect()
-        raw = head(path, CHUNKED) + chunks(b"{", b"}")
-        assert (await caller.ask(raw)).status == 200
-        await caller.send(raw[:-12])
-        await until(lambda: listener.in_flight() == 1)
-        assert (await caller.ask(raw[-12:])).status == 200
-        assert [asked.body for asked in listener.upstream.requests] == [b"{}"] * 2
-        assert listener.handled == []
+async def test_chunks_are_passed_on_in_chunks_of_their_own(listener, caller, path):
+    raw = head(path, CHUNKED) + chunks(b"{", b"}")
+    assert (await caller.ask(raw)).status == 200
+    await caller.send(raw[:-12])
+    await until(lambda: listener.in_flight() == 1)
+    assert (await caller.ask(raw[-12:])).status == 200
+    assert [asked.body for asked in listener.upstream.requests] == [b"{}"] * 2
+    assert listener.handled == []
 
 
-async def test_chunks_above_the_limit_are_refused():
-    async with opened() as listener:
-        listener.server.parts.max_body_bytes = 1000
-        caller = await listener.connect()
-        await caller.send(head(PLANNED, CHUNKED) + b"3e9\r\n")
-        found = await caller.ask(b"x" * 1001)
-        assert found.refusal == (413, "PayloadTooLarge")
-        assert await caller.rest() == b""
-        assert not [asked for asked in listener.upstream.requests if asked.is_whole]
+async def test_chunks_above_the_limit_are_refused(listener):
+    listener.server.parts.max_body_bytes = 1000
+    caller = await listener.connect()
+    await caller.send(head(PLANNED, CHUNKED) + b"3e9\r\n")
+    found = await caller.ask(b"x" * 1001)
+    assert found.refusal == (413, "PayloadTooLarge")
+    assert await caller.rest() == b""
+    assert not [asked for asked in listener.upstream.requests if asked.is_whole]
 
 
 @pytest.mark.parametrize("levels", [5000, 300_000], ids=["at once", "in a task"])
-async def test_compressed_json_that_would_end_triton_is_refused(levels):
-    async with opened() as listener:
-        caller = await listener.connect()
-        body = gzip.compress(b"[" * levels)
-        found = await caller.ask(request(PLANNED, body, "Content-Encoding: gzip"))
-        assert found.refusal == (400, "InvalidRequest")
-        assert not listener.upstream.requests
-        assert (await caller.ask(request(PLANNED))).status == 200
+async def test_compressed_json_that_would_end_triton_is_refused(listener, caller, levels):
+    body = gzip.compress(b"[" * levels)
+    found = await caller.ask(request(PLANNED, body, "Content-Encoding: gzip"))
+    assert found.refusal == (400, "InvalidRequest")
+    assert not listener.upstream.requests
+    assert (await caller.ask(request(PLANNED))).status == 200
 
 
-async def test_large_compressed_body_is_passed_on():
+async def test_large_compressed_body_is_passed_on(listener, caller):
     body = gzip.compress(b"[" + b"1.5," * MIB + b"1]")
-    async with opened() as listener:
-        caller = await listener.connect()
-        assert (await caller.ask(request(PLANNED, body, "Content-Encoding: gzip"))).status == 200
-        assert [asked.body for asked in listener.upstream.requests] == [body]
+    assert (await caller.ask(request(PLANNED, body, "Content-Encoding: gzip"))).status == 200
+    assert [asked.body for asked in listener.upstream.requests] == [body]
 
 
-async def test_lease_begins_in_the_turn_that_ends_its_wait(monkeypatch):
+async def test_lease_begins_in_the_turn_that_ends_its_wait(listener, monkeypatch):
     """An unload in the next turn would find no request, as the coroutine is stepped after it."""
     in_flight: list[int] = []
 
-    async with opened() as listener:
+    async def wait_for_lease(model_id: ModelId, _: Request) -> Lease:
+        lease: Lease = listener.fakes.control.lease(model_id)
+        asyncio.get_running_loop().call_soon(lambda: in_flight.append(listener.in_flight()))
+        return lease
 
-        async def wait_for_lease(model_id: ModelId, _: Request) -> Lease:
-            lease: Lease = listener.fakes.control.lease(model_id)
-            asyncio.get_running_loop().call_soon(lambda: in_flight.append(listener.in_flight()))
-            return lease
-
-        monkeypatch.setattr(listener.contracts.sagemaker, "find_lease", lambda _: None)
-        monkeypatch.setattr(listener.contracts.sagemaker, "wait_for_lease", wait_for_lease)
-        caller = await listener.connect()
-        assert (await caller.ask(request(PLANNED))).status == 200
-        assert in_flight == [1]
+    monkeypatch.setattr(listener.contracts.sagemaker, "find_lease", lambda _: None)
+    monkeypatch.setattr(listener.contracts.sagemaker, "wait_for_lease", wait_for_lease)
+    caller = await listener.connect()
+    assert (await caller.ask(request(PLANNED))).status == 200
+    assert in_flight == [1]
 
 
-async def test_renamed_model_is_answered_under_its_name():
-    async with opened(answer) as listener:
-        record = listener.fakes.control.registry.get(ModelId("m"))
-        record.name = "other"
-        caller = await listener.connect()
-        found = await caller.ask(request(PLANNED, BODY, "Accept-Encoding: gzip"))
-        assert found.json()["model_name"] == "m"
-        (asked,) = listener.upstream.requests
-        assert asked.head.startswith(b"POST /v2/models/other/infer HTTP/1.1\r\n")
-        assert b"accept-encoding" not in asked.head.lower()
-        record.name = "m"
+async def test_renamed_model_is_answered_under_its_name(listener):
+    listener.upstream.script = answer
+    record = listener.fakes.control.registry.get(ModelId("m"))
+    record.name = "other"
+    caller = await listener.connect()
+    found = await caller.ask(request(PLANNED, BODY, "Accept-Encoding: gzip"))
+    assert found.json()["model_name"] == "m"
+    (asked,) = listener.upstream.requests
+    assert asked.head.startswith(b"POST /v2/models/other/infer HTTP/1.1\r\n")
+    assert b"accept-encoding" not in asked.head.lower()
+    record.name = "m"
 
 
-async def test_client_that_leaves_while_its_model_is_awaited_ends_the_wait(monkeypatch):
+async def test_client_that_leaves_while_its_model_is_awaited_ends_the_wait(listener, monkeypatch):
     ended = asyncio.Event()
 
     async def wait_for_lease(*_: object) -> Lease:
@@ -159,16 +144,15 @@ async def test_client_that_leaves_while_its_model_is_awaited_ends_the_wait(monke
             ended.set()
         raise AssertionError
 
-    async with opened() as listener:
-        monkeypatch.setattr(listener.contracts.sagemaker, "find_lease", lambda _: None)
-        monkeypatch.setattr(listener.contracts.sagemaker, "wait_for_lease", wait_for_lease)
-        caller = await listener.connect()
-        await caller.send(request(PLANNED))
-        await until(lambda: listener.fakes.metrics.traffic.in_flight == 1)
-        caller.reset()
-        await ended.wait()
-        await listener.until_lost()
-        assert listener.fakes.metrics.traffic.in_flight == 0
+    monkeypatch.setattr(listener.contracts.sagemaker, "find_lease", lambda _: None)
+    monkeypatch.setattr(listener.contracts.sagemaker, "wait_for_lease", wait_for_lease)
+    caller = await listener.connect()
+    await caller.send(request(PLANNED))
+    await until(lambda: listener.fakes.metrics.traffic.in_flight == 1)
+    caller.reset()
+    await ended.wait()
+    await listener.until_lost()
+    assert listener.fakes.metrics.traffic.in_flight == 0
 
 
 async def test_lost_connection_is_freed_without_the_collector():
@@ -186,27 +170,27 @@ async def test_lost_connection_is_freed_without_the_collector():
         gc.enable()
 
 
-async def test_lost_model_of_a_call_is_waited_for(monkeypatch):
+async def test_lost_model_of_a_call_is_waited_for(listener, monkeypatch):
     """Triton has exited with it, and the call is what loads it again from its store."""
     waited: list[ModelId] = []
-    async with opened(answer) as listener:
-        fakes = listener.fakes
+    listener.upstream.script = answer
+    fakes = listener.fakes
 
-        async def wait_for_lease(model_id: ModelId, _: Request) -> Lease:
-            waited.append(model_id)
-            return fakes.control.lease(model_id)
+    async def wait_for_lease(model_id: ModelId, _: Request) -> Lease:
+        waited.append(model_id)
+        return fakes.control.lease(model_id)
 
-        fakes.control.registry.serving(ModelId("m")).loaded_for = LoadedFor.CALLS
-        monkeypatch.setattr(listener.contracts.v2, "wait_for_lease", wait_for_lease)
-        caller = await listener.connect()
+    fakes.control.registry.serving(ModelId("m")).loaded_for = LoadedFor.CALLS
+    monkeypatch.setattr(listener.contracts.v2, "wait_for_lease", wait_for_lease)
+    caller = await listener.connect()
+    assert (await caller.ask(request(V2, BODY))).status == 200
+    with monkeypatch.context() as exited:
+        exited.setattr(type(fakes.parts.status), "has_exited", property(lambda _: True))
         assert (await caller.ask(request(V2, BODY))).status == 200
-        with monkeypatch.context() as exited:
-            exited.setattr(type(fakes.parts.status), "has_exited", property(lambda _: True))
-            assert (await caller.ask(request(V2, BODY))).status == 200
-        assert waited == ["m"]
+    assert waited == ["m"]
 
 
-async def test_begun_answer_is_never_sent_again(monkeypatch):
+async def test_begun_answer_is_never_sent_again(listener, monkeypatch):
     """Its client has some of it, behind which another answer would look like the rest."""
 
     async def judge(*_: object) -> OutOfMemory:
@@ -220,13 +204,13 @@ async def test_begun_answer_is_never_sent_again(monkeypatch):
         await listener.gate.wait()
         talk.writer.transport.abort()
 
-    async with opened(break_off) as listener:
-        monkeypatch.setattr(RequestFailures, "judge", judge)
-        monkeypatch.setattr(listener.contracts.sagemaker, "sends_again", True)
-        monkeypatch.setattr(listener.contracts.sagemaker, "frees_memory", free_memory)
-        caller = await listener.connect(limit=2**23)
-        await caller.send(request(PLANNED, BODY))
-        assert (await caller.head()).status == 200
-        listener.gate.set()
-        assert len(await caller.rest()) < 5_000_000
-        assert len(listener.upstream.requests) == 1
+    listener.upstream.script = break_off
+    monkeypatch.setattr(RequestFailures, "judge", judge)
+    monkeypatch.setattr(listener.contracts.sagemaker, "sends_again", True)
+    monkeypatch.setattr(listener.contracts.sagemaker, "frees_memory", free_memory)
+    caller = await listener.connect(limit=2**23)
+    await caller.send(request(PLANNED, BODY))
+    assert (await caller.head()).status == 200
+    listener.gate.set()
+    assert len(await caller.rest()) < 5_000_000
+    assert len(listener.upstream.requests) == 1

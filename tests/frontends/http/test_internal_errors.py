@@ -13,7 +13,6 @@ from tests.frontends.http.listener import (
     MIB,
     PLANNED,
     head,
-    opened,
     request,
 )
 
@@ -64,19 +63,17 @@ FAULTS = (
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
-async def test_bug_in_inference_is_500_and_logged(fault, caplog, monkeypatch):
-    async with opened() as listener:
-        caller = await listener.connect()
-        assert (await caller.ask(request(PLANNED))).status == 200
-        script = listener.upstream.script
-        with monkeypatch.context() as broken:
-            fault(listener, broken)
-            found = await caller.ask(request(PLANNED))
-        assert (found.status, found.json()["code"]) == (500, "InternalError")
-        assert (listener.in_flight(), listener.fakes.metrics.traffic.in_flight) == (0, 0)
-        assert listener.server.parts.budget.held == 0
-        listener.upstream.script = script
-        assert (await (await listener.connect()).ask(request(PLANNED))).status == 200
+async def test_bug_in_inference_is_500_and_logged(listener, caller, fault, caplog, monkeypatch):
+    assert (await caller.ask(request(PLANNED))).status == 200
+    script = listener.upstream.script
+    with monkeypatch.context() as broken:
+        fault(listener, broken)
+        found = await caller.ask(request(PLANNED))
+    assert (found.status, found.json()["code"]) == (500, "InternalError")
+    assert (listener.in_flight(), listener.fakes.metrics.traffic.in_flight) == (0, 0)
+    assert listener.server.parts.budget.held == 0
+    listener.upstream.script = script
+    assert (await (await listener.connect()).ask(request(PLANNED))).status == 200
     (record,) = [record for record in caplog.records if record.exc_info]
     assert (record.levelname, record.message) == ("ERROR", "request.failed")
     assert (record.path, record.model_id) == (PLANNED, "m")
@@ -84,31 +81,27 @@ async def test_bug_in_inference_is_500_and_logged(fault, caplog, monkeypatch):
 
 
 @pytest.mark.parametrize("fault", [forgets, finds_no_upstream, begins_badly])
-async def test_bug_before_large_body_ends_the_connection(fault, monkeypatch):
-    async with opened() as listener:
-        caller = await listener.connect()
-        fault(listener, monkeypatch)
-        await caller.send(head(PLANNED, f"Content-Length: {MIB}") + bytes(1000))
-        assert (await caller.answer()).status == 500
-        assert await caller.rest() == b""
-        assert (listener.in_flight(), listener.fakes.metrics.traffic.in_flight) == (0, 0)
-        assert listener.server.parts.budget.held == 0
+async def test_bug_before_large_body_ends_the_connection(listener, caller, fault, monkeypatch):
+    fault(listener, monkeypatch)
+    await caller.send(head(PLANNED, f"Content-Length: {MIB}") + bytes(1000))
+    assert (await caller.answer()).status == 500
+    assert await caller.rest() == b""
+    assert (listener.in_flight(), listener.fakes.metrics.traffic.in_flight) == (0, 0)
+    assert listener.server.parts.budget.held == 0
 
 
-async def test_a_bug_amid_an_answer_ends_the_connection(monkeypatch):
-    async with opened() as listener:
-        caller = await listener.connect()
+async def test_a_bug_amid_an_answer_ends_the_connection(listener, caller, monkeypatch):
 
-        async def script(talk):
-            await talk.say(b"HTTP/1.1 200 OK\r\nContent-Length: 5000000\r\n\r\n" + bytes(2_000_000))
-            await listener.gate.wait()
-            await talk.say(bytes(3_000_000))
+    async def script(talk):
+        await talk.say(b"HTTP/1.1 200 OK\r\nContent-Length: 5000000\r\n\r\n" + bytes(2_000_000))
+        await listener.gate.wait()
+        await talk.say(bytes(3_000_000))
 
-        listener.upstream.script = script
-        await caller.send(request(PLANNED))
-        assert (await caller.head()).status == 200
-        monkeypatch.setattr(StreamedAnswer, "add", raises_at_once)
-        listener.gate.set()
-        assert len(await caller.rest()) < 5_000_000
-        await listener.until_lost()
-        assert (listener.in_flight(), listener.fakes.metrics.traffic.in_flight) == (0, 0)
+    listener.upstream.script = script
+    await caller.send(request(PLANNED))
+    assert (await caller.head()).status == 200
+    monkeypatch.setattr(StreamedAnswer, "add", raises_at_once)
+    listener.gate.set()
+    assert len(await caller.rest()) < 5_000_000
+    await listener.until_lost()
+    assert (listener.in_flight(), listener.fakes.metrics.traffic.in_flight) == (0, 0)

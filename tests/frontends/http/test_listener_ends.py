@@ -8,15 +8,22 @@ from dataclasses import replace
 import pytest
 
 from adapter.core.calls import NOT_STARTED
-from adapter.frontends.bodies import Limits
+from adapter.frontends.drain import Drain
 from adapter.frontends.http import answers
 from adapter.frontends.http.server import Connections
 from tests.fakes.http_triton import OK, says
-from tests.frontends.http.listener import HANDLED, MIB, PATHS, PLANNED, head, opened, request, until
-
-LONG = Limits(idle=60, head=60, body=60, answer=60, gone=60, linger=60)
-
-both = pytest.mark.parametrize("path", PATHS)
+from tests.frontends.http.listener import (
+    HANDLED,
+    LONG,
+    MIB,
+    PATHS,
+    PLANNED,
+    both,
+    head,
+    opened,
+    request,
+    until,
+)
 
 
 async def let_go(listener, path):
@@ -35,26 +42,22 @@ async def let_go(listener, path):
 
 
 @both
-async def test_who_has_only_ended_its_side_gets_its_answer(path):
-    async with opened(limits=LONG) as listener:
-        caller = await listener.connect()
-        await caller.send(request(await listener.waiting(path)))
-        caller.writer.write_eof()
-        await listener.reached.wait()
-        listener.gate.set()
-        assert (await caller.answer()).status == 200
-        assert await caller.rest() == b""
+async def test_who_has_only_ended_its_side_gets_its_answer(listener, caller, path):
+    await caller.send(request(await listener.waiting(path)))
+    caller.writer.write_eof()
+    await listener.reached.wait()
+    listener.gate.set()
+    assert (await caller.answer()).status == 200
+    assert await caller.rest() == b""
 
 
-async def test_all_that_was_sent_before_the_end_is_answered():
-    async with opened(limits=LONG) as listener:
-        caller = await listener.connect()
-        await caller.send(
-            request(PLANNED) + request(HANDLED) + request(PLANNED) + request(HANDLED)[:10]
-        )
-        caller.writer.write_eof()
-        assert [(await caller.answer()).status for _ in range(3)] == [200] * 3
-        assert await caller.rest() == b""
+async def test_all_that_was_sent_before_the_end_is_answered(listener, caller):
+    await caller.send(
+        request(PLANNED) + request(HANDLED) + request(PLANNED) + request(HANDLED)[:10]
+    )
+    caller.writer.write_eof()
+    assert [(await caller.answer()).status for _ in range(3)] == [200] * 3
+    assert await caller.rest() == b""
 
 
 @pytest.mark.parametrize("version", ["1.1", "1.0"])
@@ -66,43 +69,41 @@ async def test_all_that_was_sent_before_the_end_is_answered():
         (f"Content-Length: {MIB + 2}", (b"{" + bytes(MIB), b"}")),
     ],
 )
-async def test_answer_goes_on_after_its_caller_ended(frame, pieces, version):
+async def test_answer_goes_on_after_its_caller_ended(listener, frame, pieces, version):
     """Bytes of an answer reset the connection of a caller that has disconnected, so this one reads.
     Over HTTP/1.0 it cannot tell an answer of unknown length that breaks off.
     """
-    async with opened(limits=LONG) as listener:
-        has_ended = asyncio.Event()
+    has_ended = asyncio.Event()
 
-        async def script(talk):
-            await has_ended.wait()
-            await talk.say(f"HTTP/1.1 200 OK\r\n{frame}\r\n\r\n".encode() + pieces[0])
-            await listener.gate.wait()
-            await talk.say(pieces[1])
+    async def script(talk):
+        await has_ended.wait()
+        await talk.say(f"HTTP/1.1 200 OK\r\n{frame}\r\n\r\n".encode() + pieces[0])
+        await listener.gate.wait()
+        await talk.say(pieces[1])
 
-        listener.upstream.script = script
-        caller = await listener.connect()
-        await caller.send(request(PLANNED, version=version))
-        caller.writer.write_eof()
-        await until(lambda: any(each.has_ended for each in listener.server._connections))
-        (connection,) = listener.server._connections
-        loop = asyncio.get_running_loop()
-        due = loop.time() + LONG.gone
-        await until(lambda: loop.time() + LONG.gone > due)
-        has_ended.set()
-        assert (await caller.reader.readuntil(b"{")).startswith(b"HTTP/1.1 200 ")
-        connection.check_time_limits(due)
-        listener.gate.set()
-        assert b"}" in await caller.rest()
+    listener.upstream.script = script
+    caller = await listener.connect()
+    await caller.send(request(PLANNED, version=version))
+    caller.writer.write_eof()
+    await until(lambda: any(each.has_ended for each in listener.server._connections))
+    (connection,) = listener.server._connections
+    loop = asyncio.get_running_loop()
+    due = loop.time() + LONG.gone
+    await until(lambda: loop.time() + LONG.gone > due)
+    has_ended.set()
+    assert (await caller.reader.readuntil(b"{")).startswith(b"HTTP/1.1 200 ")
+    connection.check_time_limits(due)
+    listener.gate.set()
+    assert b"}" in await caller.rest()
 
 
 @both
-async def test_who_has_gone_is_let_go_soon(path):
-    async with opened(limits=replace(LONG, gone=0.05)) as listener:
-        caller = await listener.connect()
-        await caller.send(request(await listener.waiting(path)))
-        await listener.reached.wait()
-        caller.writer.close()
-        await let_go(listener, path)
+async def test_who_has_gone_is_let_go_soon(listener, caller, path):
+    listener.server.limits = replace(LONG, gone=0.05)
+    await caller.send(request(await listener.waiting(path)))
+    await listener.reached.wait()
+    caller.writer.close()
+    await let_go(listener, path)
 
 
 @both
@@ -138,78 +139,62 @@ async def test_new_caller_keeps_its_place_before_one_disconnected():
 
 
 @both
-async def test_one_whose_connection_is_reset_is_let_go_at_once(path):
-    async with opened(limits=LONG) as listener:
-        caller = await listener.connect()
-        await caller.send(request(await listener.waiting(path)))
-        await listener.reached.wait()
-        caller.reset()
-        await let_go(listener, path)
+async def test_one_whose_connection_is_reset_is_let_go_at_once(listener, caller, path):
+    await caller.send(request(await listener.waiting(path)))
+    await listener.reached.wait()
+    caller.reset()
+    await let_go(listener, path)
 
 
 @both
 @pytest.mark.parametrize("field", ["Content-Length: 10", "Transfer-Encoding: chunked"])
-async def test_a_body_that_breaks_off_is_refused(path, field):
-    async with opened(limits=LONG) as listener:
-        caller = await listener.connect()
-        await caller.send(head(path, field) + b"5\r\n{}")
-        caller.writer.write_eof()
-        assert (await caller.answer()).refusal == (400, "InvalidRequest")
-        assert await caller.rest() == b""
-        assert (
-            not [asked for asked in listener.upstream.requests if asked.is_whole] + listener.bodies
-        )
+async def test_a_body_that_breaks_off_is_refused(listener, caller, path, field):
+    await caller.send(head(path, field) + b"5\r\n{}")
+    caller.writer.write_eof()
+    assert (await caller.answer()).refusal == (400, "InvalidRequest")
+    assert await caller.rest() == b""
+    assert not [asked for asked in listener.upstream.requests if asked.is_whole] + listener.bodies
 
 
 @both
-async def test_body_broken_before_its_turn_is_refused(path):
-    async with opened(limits=LONG) as listener:
-        caller = await listener.connect()
-        await caller.send(request(PLANNED) + head(path, "Content-Length: 10") + b"{}")
-        caller.writer.write_eof()
-        assert (await caller.answer()).status == 200
-        assert (await caller.answer()).refusal == (400, "InvalidRequest")
-        assert await caller.rest() == b""
+async def test_body_broken_before_its_turn_is_refused(listener, caller, path):
+    await caller.send(request(PLANNED) + head(path, "Content-Length: 10") + b"{}")
+    caller.writer.write_eof()
+    assert (await caller.answer()).status == 200
+    assert (await caller.answer()).refusal == (400, "InvalidRequest")
+    assert await caller.rest() == b""
 
 
-async def test_a_head_that_breaks_off_is_refused():
-    async with opened(limits=LONG) as listener:
-        caller = await listener.connect()
-        await caller.send(request(PLANNED)[:20])
-        caller.writer.write_eof()
-        assert (await caller.answer()).refusal == (400, "InvalidRequest")
+async def test_a_head_that_breaks_off_is_refused(listener, caller):
+    await caller.send(request(PLANNED)[:20])
+    caller.writer.write_eof()
+    assert (await caller.answer()).refusal == (400, "InvalidRequest")
 
 
-async def test_empty_lines_behind_the_last_request_are_no_request():
-    async with opened() as listener:
-        caller = await listener.connect()
-        await caller.send(request(PLANNED) + b"\r\n\r\n")
-        assert (await caller.answer()).status == 200
-        caller.writer.write_eof()
-        assert await caller.rest() == b""
-        await listener.until_lost()
+async def test_empty_lines_behind_the_last_request_are_no_request(listener, caller):
+    await caller.send(request(PLANNED) + b"\r\n\r\n")
+    assert (await caller.answer()).status == 200
+    caller.writer.write_eof()
+    assert await caller.rest() == b""
+    await listener.until_lost()
 
 
 @both
-async def test_nor_are_they_behind_a_chunked_body(path):
+async def test_nor_are_they_behind_a_chunked_body(listener, caller, path):
     chunked = head(path, "Transfer-Encoding: chunked") + b"2\r\n{}\r\n0\r\n\r\n"
-    async with opened() as listener:
-        caller = await listener.connect()
-        await caller.send(chunked)
-        assert (await caller.answer()).status == 200
-        for each in (b"\r", b"\n"):  # read one by one
-            await caller.send(each)
-            await asyncio.sleep(0.01)
-        caller.writer.write_eof()
-        assert await caller.rest() == b""
-        await listener.until_lost()
+    await caller.send(chunked)
+    assert (await caller.answer()).status == 200
+    for each in (b"\r", b"\n"):  # read one by one
+        await caller.send(each)
+        await asyncio.sleep(0.01)
+    caller.writer.write_eof()
+    assert await caller.rest() == b""
+    await listener.until_lost()
 
 
-async def test_who_comes_and_says_nothing_may_go():
-    async with opened(limits=LONG) as listener:
-        caller = await listener.connect()
-        caller.writer.write_eof()
-        assert await caller.rest() == b""
+async def test_who_comes_and_says_nothing_may_go(listener, caller):
+    caller.writer.write_eof()
+    assert await caller.rest() == b""
 
 
 # -- requests behind an answer, without room in the budget --------------------------------------
@@ -225,7 +210,7 @@ def full(budget):
         budget.buffer(-budget.limit)
 
 
-async def test_next_request_is_kept_without_room_after_answer(monkeypatch):
+async def test_next_request_is_kept_without_room_after_answer(listener, monkeypatch):
     """A caller that has its answer may be faster than the end of the task that wrote it is seen."""
 
     async def handle(asked):
@@ -236,7 +221,7 @@ async def test_next_request_is_kept_without_room_after_answer(monkeypatch):
         await writer.write(b"{}")
         writer.end()
 
-    async with opened(limits=LONG) as listener, asyncio.timeout(30):
+    async with asyncio.timeout(30):
         monkeypatch.setattr(listener, "handle", handle)
         caller = await listener.connect()
         with full(listener.server.parts.budget):
@@ -246,116 +231,122 @@ async def test_next_request_is_kept_without_room_after_answer(monkeypatch):
 
 
 @pytest.mark.parametrize("path", ["/models/other/invoke", "/app/early"])
-async def test_next_request_is_kept_without_room_behind_skipped_body(path):
-    async with opened(limits=LONG) as listener, asyncio.timeout(30):
-        caller = await listener.connect()
+async def test_next_request_is_kept_without_room_behind_skipped_body(listener, caller, path):
+    async with asyncio.timeout(30):
         found = await caller.ask(head(path, "Content-Length: 2000") + bytes(100))
         assert "connection" not in found.headers
         with full(listener.server.parts.budget):
             assert (await caller.ask(bytes(1900) + request(HANDLED))).status == 200
 
 
-async def test_connection_ends_when_unread_answer_leaves_no_room():
+async def test_connection_ends_when_unread_answer_leaves_no_room(listener):
     """The answer was said to be kept; what came behind it has no room, and is not answered."""
     body = bytes(16 * MIB)
-    async with opened(limits=LONG) as listener, asyncio.timeout(30):
-        caller = await listener.connect(limit=2**10)
-        await caller.send(request("/app/echo", body))
-        (connection,) = listener.server._connections
-        await until(lambda: connection.had_request and connection.request is None)
-        assert connection.is_full
-        with full(listener.server.parts.budget):
-            await caller.send(request(HANDLED))
-            await until(lambda: connection._is_crowded)
-        assert (await caller.answer()).body == body
-        assert await caller.rest() == b""
+    caller = await listener.connect(limit=2**10)
+    await caller.send(request("/app/echo", body))
+    (connection,) = listener.server._connections
+    await until(lambda: connection.had_request and connection.request is None)
+    assert connection.is_full
+    with full(listener.server.parts.budget):
+        await caller.send(request(HANDLED))
+        await until(lambda: connection._is_crowded)
+    assert (await caller.answer()).body == body
+    assert await caller.rest() == b""
 
 
 # -- errors before the body is there ------------------------------------------------------------
 
 
-@pytest.mark.parametrize("path", ["/models/other/invoke", "/app/early"])
-async def test_what_is_left_of_a_small_body_is_skipped(path):
-    async with opened(limits=LONG) as listener:
-        caller = await listener.connect()
-        for _ in range(2):
-            found = await caller.ask(head(path, "Content-Length: 20000") + bytes(100))
-            assert found.status in {200, 404}
-            assert "connection" not in found.headers
-            await caller.send(bytes(19_900))
-        assert (await caller.ask(request(PLANNED))).status == 200
-
-
 @pytest.mark.parametrize("path", ["/models/other/invoke", "/app/early", *PATHS])
-async def test_what_always_waits_for_its_turn_is_answered_all_the_same(path, monkeypatch):
+async def test_what_always_waits_for_its_turn_is_answered_all_the_same(listener, path, monkeypatch):
     """Each read of a body, also of the next request that comes with it."""
     body = bytes(20_000)
     asked = head(path, f"Content-Length: {3 * len(body)}")
     pieces = [(asked + body, 2), (body, 1), (body + asked + body, 2), (body, 1)]
-    async with opened(limits=LONG) as listener, asyncio.timeout(30):
-        monkeypatch.setattr(listener.server.turns, "has_time", lambda: False)
-        caller = await listener.connect()
-        for piece, more in pieces:
-            await caller.send(piece)
-            await until(
-                lambda more=more: (
-                    [each.left for each in listener.server._connections] == [more * len(body)]
-                )
+    monkeypatch.setattr(listener.server.turns, "has_time", lambda: False)
+    caller = await listener.connect()
+    for piece, more in pieces:
+        await caller.send(piece)
+        await until(
+            lambda more=more: (
+                [each.left for each in listener.server._connections] == [more * len(body)]
             )
-        await caller.send(body)
-        found = [await caller.answer() for _ in range(2)]
-        assert {one.status for one in found} <= {200, 404}
-        assert (await caller.ask(request(PLANNED))).status == 200
-        assert listener.server.parts.budget.buffered == 0
+        )
+    await caller.send(body)
+    found = [await caller.answer() for _ in range(2)]
+    assert {one.status for one in found} <= {200, 404}
+    assert (await caller.ask(request(PLANNED))).status == 200
+    assert listener.server.parts.budget.buffered == 0
 
 
-async def test_bytes_that_wait_for_their_turn_stay_behind_those_that_came_before(monkeypatch):
+async def test_bytes_that_wait_for_their_turn_stay_behind_those_that_came_before(
+    listener, monkeypatch
+):
     """The answer of the first request comes while the end of the second waits for its turn."""
     body = bytes(at % 251 for at in range(60_000))
     chunked = head("/app/echo", "Transfer-Encoding: chunked") + b"%x\r\n%b\r\n0\r\n\r\n"
     chunked %= (len(body), body)
-    async with opened(limits=LONG) as listener, asyncio.timeout(30):
-        waiting = []
-        monkeypatch.setattr(listener.server.turns, "wait", waiting.append)
-        caller = await listener.connect()
-        await caller.send(request(await listener.waiting(PLANNED)) + chunked[:20_000])
-        await listener.reached.wait()
-        monkeypatch.setattr(listener.server.turns, "has_time", lambda: False)
-        await caller.send(chunked[20_000:])
-        await until(lambda: bool(waiting))
-        listener.gate.set()
-        assert (await caller.answer()).status == 200
-        while waiting:
-            waiting.pop(0)()
-        assert (await caller.answer()).body == body
-        assert listener.server.parts.budget.buffered == 0
+    waiting = []
+    monkeypatch.setattr(listener.server.turns, "wait", waiting.append)
+    caller = await listener.connect()
+    await caller.send(request(await listener.waiting(PLANNED)) + chunked[:20_000])
+    await listener.reached.wait()
+    monkeypatch.setattr(listener.server.turns, "has_time", lambda: False)
+    await caller.send(chunked[20_000:])
+    await until(lambda: bool(waiting))
+    listener.gate.set()
+    assert (await caller.answer()).status == 200
+    while waiting:
+        waiting.pop(0)()
+    assert (await caller.answer()).body == body
+    assert listener.server.parts.budget.buffered == 0
 
 
-async def test_who_leaves_while_its_bytes_wait_leaves_nothing(monkeypatch):
-    async with opened(limits=LONG) as listener, asyncio.timeout(30):
-        waiting = []
-        monkeypatch.setattr(listener.server.turns, "has_time", lambda: False)
-        monkeypatch.setattr(listener.server.turns, "wait", waiting.append)
-        caller = await listener.connect()
-        await caller.send(head(PLANNED, "Content-Length: 40000") + bytes(20_000))
-        await until(lambda: bool(waiting))
-        caller.reset()
-        waiting.pop()()
-        await listener.until_lost()
-        assert listener.server.parts.budget.buffered == 0
+async def test_resumed_caller_is_held_until_its_turn(listener, caller, monkeypatch):
+    """The end of a pause for another reason lets the transport read again."""
+    waiting = []
+    monkeypatch.setattr(listener.server.turns, "has_time", lambda: False)
+    monkeypatch.setattr(listener.server.turns, "wait", waiting.append)
+    body = b"x" * 20_000
+    whole = request(PLANNED, body)
+    await caller.send(whole[:-1])
+    await until(lambda: bool(waiting))
+    (connection,) = listener.server._connections
+    connection.transport.resume_reading()
+    await caller.send(whole[-1:])
+    await until(lambda: not connection.transport.is_reading())
+    assert listener.upstream.requests == []
+    while waiting:
+        waiting.pop(0)()
+    assert (await caller.answer()).status == 200
+    assert [asked.body for asked in listener.upstream.requests] == [body]
+    assert connection.transport.is_reading()
+
+
+async def test_who_leaves_while_its_bytes_wait_leaves_nothing(listener, monkeypatch):
+    waiting = []
+    monkeypatch.setattr(listener.server.turns, "has_time", lambda: False)
+    monkeypatch.setattr(listener.server.turns, "wait", waiting.append)
+    caller = await listener.connect()
+    await caller.send(head(PLANNED, "Content-Length: 40000") + bytes(20_000))
+    await until(lambda: bool(waiting))
+    caller.reset()
+    waiting.pop()()
+    await listener.until_lost()
+    assert listener.server.parts.budget.buffered == 0
 
 
 @pytest.mark.parametrize("path", ["/models/other/invoke", "/app/early"])
 @pytest.mark.parametrize("field", ["Content-Length: 33554432", "Transfer-Encoding: chunked"])
-async def test_a_large_body_that_nobody_wants_ends_the_connection_behind_the_answer(path, field):
-    async with opened(limits=LONG) as listener:
-        caller = await listener.connect()
-        found = await caller.ask(head(path, field) + b"1000000\r\n")
-        assert found.status in {200, 404}
-        assert found.headers["connection"] == "close"
-        await caller.send(bytes(8 * MIB))  # nobody is cut off while it still sends
-        caller.writer.write_eof()
-        assert await caller.rest() == b""
+async def test_a_large_body_that_nobody_wants_ends_the_connection_behind_the_answer(
+    listener, caller, path, field
+):
+    found = await caller.ask(head(path, field) + b"1000000\r\n")
+    assert found.status in {200, 404}
+    assert found.headers["connection"] == "close"
+    await caller.send(bytes(8 * MIB))  # nobody is cut off while it still sends
+    caller.writer.write_eof()
+    assert await caller.rest() == b""
 
 
 async def sends_on(caller):
@@ -364,67 +355,62 @@ async def sends_on(caller):
         await asyncio.sleep(0)
 
 
-async def test_who_never_stops_sending_what_nobody_wants_is_cut_off():
-    async with opened(limits=replace(LONG, linger=0.05)) as listener:
-        caller = await listener.connect()
-        await caller.ask(head("/models/other/invoke", "Content-Length: 33554432"))
-        with pytest.raises(ConnectionError):
-            await sends_on(caller)
+async def test_who_never_stops_sending_what_nobody_wants_is_cut_off(listener, caller):
+    listener.server.limits = replace(LONG, linger=0.05)
+    await caller.ask(head("/models/other/invoke", "Content-Length: 33554432"))
+    with pytest.raises(ConnectionError):
+        await sends_on(caller)
 
 
 # -- callers that dawdle ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("before", [None, *PATHS])
-async def test_an_idle_connection_is_closed_after_a_while(before):
-    async with opened(limits=LONG) as listener:
-        caller = await listener.connect()
-        if before:
-            await caller.send(request(before))
-            await caller.answer()
-        listener.server.limits = replace(LONG, idle=0.05)
-        assert await caller.rest() == b""
-        await listener.until_lost()
+async def test_an_idle_connection_is_closed_after_a_while(listener, caller, before):
+    if before:
+        await caller.send(request(before))
+        await caller.answer()
+    listener.server.limits = replace(LONG, idle=0.05)
+    assert await caller.rest() == b""
+    await listener.until_lost()
 
 
-async def test_a_head_that_takes_too_long_is_refused():
-    async with opened(limits=replace(LONG, head=0.1)) as listener:
-        caller = await listener.connect()
-        raw = request(PLANNED)
-        for at in range(20):
-            await caller.send(raw[at : at + 1])
-            await asyncio.sleep(0)
-        assert (await caller.answer()).refusal == (400, "InvalidRequest")
-        caller.writer.close()
+async def test_a_head_that_takes_too_long_is_refused(listener, caller):
+    listener.server.limits = replace(LONG, head=0.1)
+    raw = request(PLANNED)
+    for at in range(20):
+        await caller.send(raw[at : at + 1])
+        await asyncio.sleep(0)
+    assert (await caller.answer()).refusal == (400, "InvalidRequest")
+    caller.writer.close()
 
 
 @both
-async def test_a_body_of_which_nothing_comes_for_long_is_refused(path):
-    async with opened(limits=replace(LONG, body=0.1)) as listener:
-        caller = await listener.connect()
-        found = await caller.ask(head(path, "Content-Length: 10") + b"{}")
-        assert found.refusal == (400, "InvalidRequest")
-        caller.writer.close()
-        await listener.until_lost()
+async def test_a_body_of_which_nothing_comes_for_long_is_refused(listener, caller, path):
+    listener.server.limits = replace(LONG, body=0.1)
+    found = await caller.ask(head(path, "Content-Length: 10") + b"{}")
+    assert found.refusal == (400, "InvalidRequest")
+    caller.writer.close()
+    await listener.until_lost()
 
 
-async def test_a_rest_that_is_skipped_must_come_too():
-    async with opened(limits=replace(LONG, body=0.1)) as listener:
-        caller = await listener.connect()
-        await caller.ask(head("/models/other/invoke", "Content-Length: 10") + b"{}")
-        assert await caller.rest() == b""
-        await listener.until_lost()
+async def test_a_rest_that_is_skipped_must_come_too(listener, caller):
+    listener.server.limits = replace(LONG, body=0.1)
+    await caller.ask(head("/models/other/invoke", "Content-Length: 10") + b"{}")
+    assert await caller.rest() == b""
+    await listener.until_lost()
 
 
 @pytest.mark.parametrize("path", [PLANNED, "/app/echo"])
-async def test_a_caller_that_does_not_read_its_answer_is_cut_off(path):
+async def test_a_caller_that_does_not_read_its_answer_is_cut_off(listener, path):
     size = 32 * MIB
     answer = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % size + bytes(size)
-    async with opened(says(answer), limits=replace(LONG, answer=0.2)) as listener:
-        caller = await listener.connect(limit=2**16)
-        await caller.send(request(path, b"{}" if path == PLANNED else bytes(size)))
-        await listener.until_lost()
-        await until(lambda: listener.in_flight() == 0)
+    listener.server.limits = replace(LONG, answer=0.2)
+    listener.upstream.script = says(answer)
+    caller = await listener.connect(limit=2**16)
+    await caller.send(request(path, b"{}" if path == PLANNED else bytes(size)))
+    await listener.until_lost()
+    await until(lambda: listener.in_flight() == 0)
 
 
 async def test_slow_client_is_kept_once_it_ended_its_side():
@@ -445,53 +431,50 @@ async def test_slow_client_is_kept_once_it_ended_its_side():
 # -- Triton's side ------------------------------------------------------------------------------
 
 
-async def test_a_connection_that_triton_closed_between_two_requests_is_not_noticed():
-    async with opened() as listener:
-        caller = await listener.connect()
-        for expected in (1, 2):
-            assert (await caller.ask(request(PLANNED))).status == 200
-            assert len(listener.upstream.talks) == expected
-            with listener.upstream.talks[-1].socket() as triton:
-                triton.shutdown(socket.SHUT_WR)
-        assert len(listener.upstream.requests) == 2
+async def test_a_connection_that_triton_closed_between_two_requests_is_not_noticed(
+    listener, caller
+):
+    for expected in (1, 2):
+        assert (await caller.ask(request(PLANNED))).status == 200
+        assert len(listener.upstream.talks) == expected
+        with listener.upstream.talks[-1].socket() as triton:
+            triton.shutdown(socket.SHUT_WR)
+    assert len(listener.upstream.requests) == 2
 
 
 @pytest.mark.parametrize("path", [PLANNED, "/v2/models/m/infer"])
-async def test_what_never_reached_triton_may_be_sent_to_another_machine(path):
-    async with opened() as listener:
-        listener.server.parts.dataplane.connect("127.0.0.1:1")
-        found = await (await listener.connect()).ask(request(path))
-        assert found.refusal == (503, "BackendUnavailable")
-        assert found.headers[NOT_STARTED.lower()] == "1"
-        assert not listener.upstream.requests
+async def test_what_never_reached_triton_may_be_sent_to_another_machine(listener, path):
+    listener.server.parts.dataplane.connect("127.0.0.1:1")
+    found = await (await listener.connect()).ask(request(path))
+    assert found.refusal == (503, "BackendUnavailable")
+    assert found.headers[NOT_STARTED.lower()] == "1"
+    assert not listener.upstream.requests
 
 
-async def test_what_may_have_reached_triton_is_not_sent_again():
+async def test_what_may_have_reached_triton_is_not_sent_again(listener):
     async def script(talk):
         await (talk.say(OK) if len(listener.upstream.requests) == 1 else talk.say(b""))
         if len(listener.upstream.requests) > 1:
             talk.writer.close()
 
-    async with opened() as listener:
-        listener.upstream.script = script
-        caller = await listener.connect()
-        assert (await caller.ask(request(PLANNED))).status == 200
-        found = await caller.ask(request(PLANNED))
-        assert found.refusal == (503, "BackendUnavailable")
-        assert NOT_STARTED.lower() not in found.headers
-        assert len(listener.upstream.requests) == 2
-        assert (await caller.ask(request(HANDLED))).status == 200
+    listener.upstream.script = script
+    caller = await listener.connect()
+    assert (await caller.ask(request(PLANNED))).status == 200
+    found = await caller.ask(request(PLANNED))
+    assert found.refusal == (503, "BackendUnavailable")
+    assert NOT_STARTED.lower() not in found.headers
+    assert len(listener.upstream.requests) == 2
+    assert (await caller.ask(request(HANDLED))).status == 200
 
 
-async def test_an_answer_that_breaks_off_closes_the_connection(caplog):
+async def test_an_answer_that_breaks_off_closes_the_connection(listener, caller, caplog):
     """Its status is out: a line that says 503 would be about an answer that nobody got."""
     caplog.set_level("INFO")
     broken = b"HTTP/1.1 200 OK\r\nContent-Length: 3000000\r\n\r\nab"
-    async with opened(says(broken, closes=True)) as listener:
-        caller = await listener.connect()
-        await caller.send(request(PLANNED))
-        assert (await caller.head()).status == 200
-        assert len(await caller.rest()) < 3_000_000
+    listener.upstream.script = says(broken, closes=True)
+    await caller.send(request(PLANNED))
+    assert (await caller.head()).status == 200
+    assert len(await caller.rest()) < 3_000_000
     assert "request.failed" not in caplog.messages
 
 
@@ -499,58 +482,85 @@ async def test_an_answer_that_breaks_off_closes_the_connection(caplog):
 
 
 @both
-async def test_drain_answers_what_is_in_hand(path):
-    async with opened(limits=LONG) as listener:
-        idle, half, busy = [await listener.connect() for _ in range(3)]
-        await idle.ask(request(path))
-        await half.send(request(path)[:10])
-        await busy.send(request(await listener.waiting(path)) + request(HANDLED, b"later"))
-        await listener.reached.wait()
-        closing = asyncio.create_task(listener.server.close(30))
-        assert await idle.rest() == b""
-        assert await half.rest() == b""
-        with pytest.raises(OSError, match=r"refused|Connect"):
-            await listener.connect()
-        assert not closing.done()
-        listener.gate.set()
-        found = await busy.answer()
-        assert (found.status, found.headers["connection"]) == (200, "close")
-        assert await busy.rest() == b""
-        busy.writer.close()
-        await closing
-        assert b"later" not in listener.bodies
+async def test_drain_answers_what_is_in_hand(listener, path):
+    idle, half, busy = [await listener.connect() for _ in range(3)]
+    await idle.ask(request(path))
+    await half.send(request(path)[:10])
+    await busy.send(request(await listener.waiting(path)) + request(HANDLED, b"later"))
+    await listener.reached.wait()
+    closing = asyncio.create_task(listener.server.close(30))
+    assert await idle.rest() == b""
+    assert await half.rest() == b""
+    with pytest.raises(OSError, match=r"refused|Connect"):
+        await listener.connect()
+    assert not closing.done()
+    listener.gate.set()
+    found = await busy.answer()
+    assert (found.status, found.headers["connection"]) == (200, "close")
+    assert await busy.rest() == b""
+    busy.writer.close()
+    await closing
+    assert b"later" not in listener.bodies
 
 
 @both
-async def test_patience_has_an_end(path):
-    async with opened(limits=LONG) as listener:
-        caller = await listener.connect()
-        await caller.send(request(await listener.waiting(path)))
-        await listener.reached.wait()
-        await listener.server.close(0.05)
-        assert await caller.rest() == b""
-        await let_go(listener, path)
+async def test_patience_has_an_end(listener, caller, path):
+    await caller.send(request(await listener.waiting(path)))
+    await listener.reached.wait()
+    await listener.server.close(0.05)
+    assert await caller.rest() == b""
+    await let_go(listener, path)
 
 
 @both
-async def test_connection_ending_while_looked_at_is_released(path):
-    async with opened(limits=LONG) as listener:
-        caller = await listener.connect()
-        await caller.send(request(await listener.waiting(path)))
-        await listener.reached.wait()
-        (connection,) = listener.server._connections
-        connection.abort()
-        connection.check_time_limits(asyncio.get_running_loop().time())
-        await let_go(listener, path)
+async def test_connection_ending_while_looked_at_is_released(listener, caller, path):
+    await caller.send(request(await listener.waiting(path)))
+    await listener.reached.wait()
+    (connection,) = listener.server._connections
+    connection.abort()
+    connection.check_time_limits(asyncio.get_running_loop().time())
+    await let_go(listener, path)
 
 
-async def test_drain_lets_answer_under_way_end():
+async def test_drain_lets_answer_under_way_end(listener):
     size = 24 * MIB
     answer = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % size + bytes(size)
-    async with opened(says(answer), limits=LONG) as listener:
-        caller = await listener.connect(limit=2**16)
-        await caller.send(request(PLANNED))
-        found = await caller.head()
-        closing = asyncio.create_task(listener.server.close(30))
-        assert len(await caller.rest()) == int(found.headers["content-length"])
-        await closing
+    listener.upstream.script = says(answer)
+    caller = await listener.connect(limit=2**16)
+    await caller.send(request(PLANNED))
+    found = await caller.head()
+    closing = asyncio.create_task(listener.server.close(30))
+    assert len(await caller.rest()) == int(found.headers["content-length"])
+    await closing
+
+
+@both
+async def test_answers_close_their_connection_once_a_drain_begins(listener, caller, path):
+    assert "connection" not in (await caller.ask(request(path))).headers
+    listener.drain.begin()
+    assert (await caller.ask(request(path))).headers["connection"] == "close"
+
+
+async def test_answer_begun_before_a_drain_closes_behind_it(listener, caller):
+    async def script(talk):
+        await talk.say(b"HTTP/1.1 200 OK\r\nContent-Length: 3000000\r\n\r\n" + bytes(2_000_000))
+        await listener.gate.wait()
+        await talk.say(bytes(1_000_000))
+
+    listener.upstream.script = script
+    await caller.send(request(PLANNED))
+    assert "connection" not in (await caller.head()).headers
+    listener.drain.begin()
+    listener.gate.set()
+    assert len(await caller.rest()) == 3_000_000
+
+
+async def test_callers_have_their_least_time_to_notice(listener):
+    fakes = listener.fakes
+    drain = Drain(fakes.control, fakes.control_state, fakes.metrics.traffic, 0.2)
+    drain.begin()
+    begun = asyncio.get_running_loop().time()
+    drain.begin()  # asking again does not begin again
+    await drain.noticed()
+    assert asyncio.get_running_loop().time() - begun > 0.19  # a clock of milliseconds
+    assert await drain.finished(30) == 0

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from tests.cases import case
-from tests.frontends.http.listener import PATHS, PLANNED, Listener, head, opened, request
+from tests.frontends.http.listener import PATHS, PLANNED, Listener, both, head, request
 
 GOOD = request(PLANNED, b"smuggled")
 
@@ -136,40 +136,32 @@ async def refused(listener: Listener, data: bytes, *, after: bytes = b"") -> Non
     assert (await other.ask(request(PLANNED))).status == 200
 
 
-both = pytest.mark.parametrize("path", PATHS)
-
-
 @both
-async def test_a_head_that_is_not_to_the_letter_is_refused(path):
-    async with opened() as listener:
-        for vector, (fields, body) in VECTORS.items():
-            with case(vector):
-                await refused(listener, raw(path, *fields, body=body))
+async def test_a_head_that_is_not_to_the_letter_is_refused(listener, path):
+    for vector, (fields, body) in VECTORS.items():
+        with case(vector):
+            await refused(listener, raw(path, *fields, body=body))
 
 
 @pytest.mark.parametrize("before", PATHS)
-async def test_also_behind_a_good_request(before):
-    async with opened() as listener:
-        for vector in ("two lengths", "length and chunks", "a folded line"):
-            with case(vector):
-                fields, body = VECTORS[vector]
-                await refused(listener, raw(PLANNED, *fields, body=body), after=request(before))
+async def test_also_behind_a_good_request(listener, before):
+    for vector in ("two lengths", "length and chunks", "a folded line"):
+        with case(vector):
+            fields, body = VECTORS[vector]
+            await refused(listener, raw(PLANNED, *fields, body=body), after=request(before))
 
 
-async def test_http_2_is_refused_by_its_name():
+async def test_http_2_is_refused_by_its_name(listener, caller):
     """A client of gRPC sends this to the wrong port; what is behind the preface is not text."""
-    async with opened() as listener:
-        caller = await listener.connect()
-        await caller.send(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0")
-        assert (await caller.answer()).json()["error"].startswith("this is HTTP/2; ")
+    await caller.send(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0")
+    assert (await caller.answer()).json()["error"].startswith("this is HTTP/2; ")
 
 
 @both
-async def test_a_request_line_that_is_not_to_the_letter_is_refused(path):
-    async with opened() as listener:
-        for vector, line in LINES.items():
-            with case(vector):
-                await refused(listener, raw(path, line=line % path.encode()))
+async def test_a_request_line_that_is_not_to_the_letter_is_refused(listener, path):
+    for vector, line in LINES.items():
+        with case(vector):
+            await refused(listener, raw(path, line=line % path.encode()))
 
 
 @pytest.mark.parametrize(
@@ -179,76 +171,64 @@ async def test_a_request_line_that_is_not_to_the_letter_is_refused(path):
         (b"GET * HTTP/1.1", "this is not an HTTP request: its target is *"),
     ],
 )
-async def test_a_refusal_names_what_is_wrong_with_the_line(line, why):
-    async with opened() as listener:
-        caller = await listener.connect()
-        await caller.send(raw(PLANNED, line=line))
-        assert json.loads((await caller.answer()).body)["error"] == why
+async def test_a_refusal_names_what_is_wrong_with_the_line(listener, caller, line, why):
+    await caller.send(raw(PLANNED, line=line))
+    assert json.loads((await caller.answer()).body)["error"] == why
 
 
 @pytest.mark.parametrize("pieces", [1, 2, 40])
-async def test_head_with_lf_alone_is_refused_early(pieces):
+async def test_head_with_lf_alone_is_refused_early(listener, caller, pieces):
     data = b"GET /ping HTTP/1.1\nHost: localhost\nAccept: */*\n\n"
     size = len(data) // pieces + 1
-    async with opened() as listener:
-        caller = await listener.connect()
-        for at in range(0, len(data), size):
-            await caller.send(data[at : at + size])
-            await asyncio.sleep(0)
-        async with asyncio.timeout(20):  # of 30 that a head may take
-            found = await caller.answer()
-        assert found.refusal == (400, "InvalidRequest")
+    for at in range(0, len(data), size):
+        await caller.send(data[at : at + size])
+        await asyncio.sleep(0)
+    async with asyncio.timeout(20):  # of 30 that a head may take
+        found = await caller.answer()
+    assert found.refusal == (400, "InvalidRequest")
 
 
 @both
-async def test_a_host_is_needed_and_not_in_http_1_0(path):
-    async with opened() as listener:
-        new = b"POST %s HTTP/1.1\r\nContent-Length: 0\r\n\r\n" % path.encode()
-        await refused(listener, new)
-        caller = await listener.connect()
-        old = b"POST %s HTTP/1.0\r\nContent-Length: 2\r\n\r\n{}" % path.encode()
-        assert (await caller.ask(old)).status == 200
+async def test_a_host_is_needed_and_not_in_http_1_0(listener, path):
+    new = b"POST %s HTTP/1.1\r\nContent-Length: 0\r\n\r\n" % path.encode()
+    await refused(listener, new)
+    caller = await listener.connect()
+    old = b"POST %s HTTP/1.0\r\nContent-Length: 2\r\n\r\n{}" % path.encode()
+    assert (await caller.ask(old)).status == 200
 
 
 @both
-async def test_http_1_0_has_no_chunks(path):
+async def test_http_1_0_has_no_chunks(listener, path):
     line = b"POST %s HTTP/1.0" % path.encode()
     data = raw(path, b"Transfer-Encoding: chunked", line=line, body=b"0\r\n\r\n")
-    async with opened() as listener:
-        await refused(listener, data)
+    await refused(listener, data)
 
 
 @both
-async def test_chunks_that_are_not_to_the_letter_are_refused(path):
-    async with opened() as listener:
-        for vector, chunks in CHUNKS.items():
-            with case(vector):
-                await refused(listener, raw(path, b"Transfer-Encoding: chunked", body=chunks))
+async def test_chunks_that_are_not_to_the_letter_are_refused(listener, path):
+    for vector, chunks in CHUNKS.items():
+        with case(vector):
+            await refused(listener, raw(path, b"Transfer-Encoding: chunked", body=chunks))
 
 
 @both
 @pytest.mark.parametrize("field", [b"X: " + b"a" * 20_000, b"\r\n".join([b"X: a"] * 4000)])
-async def test_a_head_that_is_too_long_is_refused(path, field):
-    async with opened() as listener:
-        await refused(listener, raw(path, field, b"Content-Length: 0"))
+async def test_a_head_that_is_too_long_is_refused(listener, path, field):
+    await refused(listener, raw(path, field, b"Content-Length: 0"))
 
 
-async def test_a_head_without_an_end_is_refused_and_not_kept():
-    async with opened() as listener:
-        caller = await listener.connect()
-        await caller.send(head(PLANNED)[:-2] + b"X: " + b"a" * 20_000)
-        assert (await caller.answer()).refusal == (400, "InvalidRequest")
+async def test_a_head_without_an_end_is_refused_and_not_kept(listener, caller):
+    await caller.send(head(PLANNED)[:-2] + b"X: " + b"a" * 20_000)
+    assert (await caller.answer()).refusal == (400, "InvalidRequest")
 
 
 @pytest.mark.parametrize("path", [PLANNED, "/v2/models/m/infer"])
-async def test_what_goes_on_to_triton_is_framed_anew(path):
+async def test_what_goes_on_to_triton_is_framed_anew(listener, caller, path):
     fields = (b"Transfer-Encoding: Chunked", b"Connection: X-Hop, TE", b"X-Hop: 1", b"TE: trailers")
     chunks = b"2;ext=1\r\n{}\r\n0\r\nX-Late: 9\r\n\r\n"
-    async with opened() as listener:
-        caller = await listener.connect()
-        assert (await caller.ask(raw(path, *fields, body=chunks))).status == 200
-        assert (await caller.ask(raw(path, b"content-length: 002", body=b"{}"))).status == 200
-        chunked, sized = listener.upstream.requests
+    assert (await caller.ask(raw(path, *fields, body=chunks))).status == 200
+    assert (await caller.ask(raw(path, b"content-length: 002", body=b"{}"))).status == 200
+    chunked, sized = listener.upstream.requests
     assert (chunked.body, sized.body) == (b"{}", b"{}")
     lines = chunked.head.lower().split(b"\r\n")
     assert [line for line in lines if b"length" in line or b"encoding" in line] == [
@@ -262,9 +242,7 @@ async def test_what_goes_on_to_triton_is_framed_anew(path):
     "target",
     ["*", "http://x:99999/models", "http://[/models", "http:///models", "http://:80/models"],
 )
-async def test_a_target_that_is_no_url_is_refused(target, caplog):
-    async with opened() as listener:
-        caller = await listener.connect()
-        assert (await caller.ask(request(target))).refusal == (400, "InvalidRequest")
-        assert await caller.rest() == b""
+async def test_a_target_that_is_no_url_is_refused(listener, caller, target, caplog):
+    assert (await caller.ask(request(target))).refusal == (400, "InvalidRequest")
+    assert await caller.rest() == b""
     assert [record for record in caplog.records if record.levelname == "ERROR"] == []

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.frontends.http.listener import opened
+from tests.frontends.http.listener import Caller, Listener
 
 HEADS = Path(__file__).with_name("heads")
 TIMES = 100
@@ -34,10 +34,10 @@ def test_there_are_recorded_heads() -> None:
 
 
 @pytest.mark.parametrize("client", clients())
-async def test_each_request_of_this_client_is_planned(client: str) -> None:
-    async with opened() as listener:
-        caller = await listener.connect()
-        for _ in range(TIMES):
-            assert (await caller.ask(request_of(client))).status == 200
-        assert listener.handled == []
-        assert len(listener.server.heads.known) == 1, "its head is read once"
+async def test_each_request_of_this_client_is_planned(
+    listener: Listener, caller: Caller, client: str
+) -> None:
+    for _ in range(TIMES):
+        assert (await caller.ask(request_of(client))).status == 200
+    assert listener.handled == []
+    assert len(listener.server.heads.known) == 1, "its head is read once"

@@ -5,7 +5,15 @@ import pytest
 from adapter.frontends.access import SitePolicy
 from adapter.settings import parse_address
 from tests.cases import case
-from tests.frontends.http.listener import ANYWHERE, HANDLED, PATHS, PLANNED, head, opened, request
+from tests.frontends.http.listener import (
+    ANYWHERE,
+    HANDLED,
+    PLANNED,
+    both,
+    head,
+    opened,
+    request,
+)
 from tests.frontends.http.test_heads import heads, plan_of
 
 LOOPBACK = SitePolicy(parse_address("127.0.0.1:8080"), ["models.example", "Other.Example"])
@@ -34,7 +42,7 @@ ELSEWHERE = (
 )
 
 
-@pytest.mark.parametrize("path", PATHS)
+@both
 @pytest.mark.parametrize("sites", [ANYWHERE, LOOPBACK], ids=["anywhere", "loopback"])
 async def test_what_a_page_of_another_site_sends_is_forbidden(path, sites):
     async with opened(sites=sites) as listener:
@@ -56,7 +64,7 @@ OURS = (
 )
 
 
-@pytest.mark.parametrize("path", PATHS)
+@both
 async def test_what_a_page_of_ours_or_no_page_sends_is_served(path):
     found = await statuses(LOOPBACK, *(sent(path, *fields) for fields in OURS))
     assert dict(zip(OURS, found, strict=True)) == dict.fromkeys(OURS, 200)
@@ -77,7 +85,7 @@ OWN = (
 )
 
 
-@pytest.mark.parametrize("path", PATHS)
+@both
 async def test_on_loopback_its_own_names_are_known(path):
     found = await statuses(LOOPBACK, *(sent(path, host=host) for host in OWN))
     assert dict(zip(OWN, found, strict=True)) == dict.fromkeys(OWN, 200)
@@ -98,7 +106,7 @@ async def test_on_loopback_another_host_is_forbidden_at_any_method(method):
     assert await statuses(ANYWHERE, sent(HANDLED, host=OTHERS[0], method=method)) == [200]
 
 
-@pytest.mark.parametrize("path", PATHS)
+@both
 async def test_http_1_0_without_host_is_served_on_loopback(path):
     """Serve what simple health checks send, and no browser."""
     raw = request(path, b"{}", version="1.0").replace(b"Host: localhost\r\n", b"")

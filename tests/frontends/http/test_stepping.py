@@ -3,8 +3,9 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 
+import pytest
+
 from adapter.frontends.http.stepping import Stepper, wait_for_news
-from tests.frontends.http.listener import until
 
 
 class Driven:
@@ -23,9 +24,10 @@ class Driven:
             self.has_ended = True
 
 
-async def test_future_awaited_by_hand_raises_runtime_error():
+@pytest.mark.parametrize("seconds", [1, 0], ids=["a future", "a bare yield"])
+async def test_future_awaited_by_hand_raises_runtime_error(seconds):
     async def work(_: Stepper) -> None:
-        await asyncio.sleep(1)
+        await asyncio.sleep(seconds)
 
     driven = Driven(work)
     driven.stepper.step()
@@ -33,15 +35,6 @@ async def test_future_awaited_by_hand_raises_runtime_error():
     assert isinstance(error, RuntimeError)
     assert "use delegate" in str(error)
     assert driven.has_ended
-
-
-async def test_bare_yield_of_asyncio_raises_runtime_error():
-    async def work(_: Stepper) -> None:
-        await asyncio.sleep(0)
-
-    driven = Driven(work)
-    driven.stepper.step()
-    assert [type(error) for error in driven.errors] == [RuntimeError]
 
 
 async def test_coroutine_goes_on_after_the_refused_future():
@@ -77,69 +70,3 @@ async def test_news_within_a_step_is_not_lost():
     driven = Driven(work)
     driven.stepper.step()
     assert (count, driven.has_ended, driven.errors) == (3, True, [])
-
-
-async def test_step_after_the_end_does_nothing():
-    async def work(_: Stepper) -> None:
-        return
-
-    driven = Driven(work)
-    driven.stepper.step()
-    driven.stepper.step()
-    driven.stepper.cancel()
-    assert driven.errors == []
-
-
-async def test_delegate_returns_the_result_of_a_task():
-    results: list[int] = []
-
-    async def slow() -> int:
-        async with asyncio.timeout(5):
-            await asyncio.sleep(0)
-        assert asyncio.current_task() is not None
-        return 7
-
-    async def work(stepper: Stepper) -> None:
-        results.append(await stepper.delegate(slow()))
-
-    driven = Driven(work)
-    driven.stepper.step()
-    await until(lambda: driven.has_ended)
-    assert (results, driven.errors) == ([7], [])
-
-
-async def test_delegate_raises_the_error_of_its_task():
-    async def failing() -> None:
-        raise KeyError("x")
-
-    async def work(stepper: Stepper) -> None:
-        await stepper.delegate(failing())
-
-    driven = Driven(work)
-    driven.stepper.step()
-    await until(lambda: driven.has_ended)
-    assert [type(error) for error in driven.errors] == [KeyError]
-
-
-async def test_cancel_ends_the_coroutine_and_its_task():
-    ended: list[str] = []
-
-    async def endless() -> None:
-        try:
-            await asyncio.get_running_loop().create_future()
-        finally:
-            ended.append("task")
-
-    async def work(stepper: Stepper) -> None:
-        try:
-            await stepper.delegate(endless())
-        finally:
-            ended.append("coroutine")
-
-    driven = Driven(work)
-    driven.stepper.step()
-    await asyncio.sleep(0)
-    driven.stepper.cancel()
-    await until(lambda: len(ended) == 2)
-    assert ended == ["coroutine", "task"]
-    assert [type(error) for error in driven.errors] == [asyncio.CancelledError]

@@ -6,7 +6,7 @@ import pytest
 
 from adapter.frontends import unready
 from adapter.frontends.unready import UNREADY_SECONDS, UnreadyConnections
-from tests.frontends.http.listener import PATHS, Caller, opened, request
+from tests.frontends.http.listener import PATHS, Caller, both, request
 
 
 class Polls:
@@ -39,53 +39,56 @@ async def is_kept(caller: Caller, path: str) -> bool:
     return False
 
 
-@pytest.mark.parametrize("path", PATHS)
-async def test_next_answer_closes_after_seconds_unready(polls, path):
-    async with opened() as listener:
-        polls.connections.add(listener.server.renew_connections)
-        caller = await listener.connect()
-        assert await is_kept(caller, path)
-        await polls.pass_seconds(100)
-        polls.is_ready = False
-        await polls.pass_seconds(UNREADY_SECONDS - 1)
-        assert await is_kept(caller, path)
-        await polls.pass_seconds(1)
-        assert not await is_kept(caller, path)
-
-
-async def test_connection_closes_behind_the_answer_in_hand():
-    """A request behind that answer is not begun, as in a drain."""
-    async with opened() as listener:
-        caller = await listener.connect()
-        await caller.send(request(await listener.waiting(PATHS[0])) + request(PATHS[0]))
-        await listener.reached.wait()
-        listener.server.renew_connections()
-        listener.gate.set()
-        found = await caller.answer()
-        assert (found.status, found.headers["connection"]) == (200, "close")
-        assert await caller.rest() == b""
-
-
-async def test_new_connections_are_kept_while_unready(polls):
-    """Clients without a load balancer connect anew at once, and are asked again later."""
-    async with opened() as listener:
-        polls.connections.add(listener.server.renew_connections)
-        await polls.pass_seconds(0)
-        polls.is_ready = False
-        await polls.pass_seconds(UNREADY_SECONDS)
-        caller = await listener.connect()
-        assert await is_kept(caller, PATHS[0])
-        await polls.pass_seconds(UNREADY_SECONDS - 1)
-        assert await is_kept(caller, PATHS[0])
-        await polls.pass_seconds(1)
-        assert not await is_kept(caller, PATHS[0])
-
-
-async def test_connections_stay_before_the_adapter_was_ready(polls):
+@both
+async def test_next_answer_closes_after_seconds_unready(listener, polls, path):
+    polls.connections.add(listener.server.renew_connections)
+    caller = await listener.connect()
+    assert await is_kept(caller, path)
+    await polls.pass_seconds(100)
     polls.is_ready = False
-    async with opened() as listener:
-        polls.connections.add(listener.server.renew_connections)
-        caller = await listener.connect()
-        for _ in range(3):
-            await polls.pass_seconds(UNREADY_SECONDS)
-            assert await is_kept(caller, PATHS[0])
+    await polls.pass_seconds(UNREADY_SECONDS - 1)
+    assert await is_kept(caller, path)
+    await polls.pass_seconds(1)
+    assert not await is_kept(caller, path)
+
+
+async def test_connection_closes_behind_the_answer_in_hand(listener, caller):
+    """A request behind that answer is not begun, as in a drain."""
+    await caller.send(request(await listener.waiting(PATHS[0])) + request(PATHS[0]))
+    await listener.reached.wait()
+    listener.server.renew_connections()
+    listener.gate.set()
+    found = await caller.answer()
+    assert (found.status, found.headers["connection"]) == (200, "close")
+    assert await caller.rest() == b""
+
+
+async def test_new_connections_are_kept_while_unready(listener, polls):
+    """Clients without a load balancer connect anew at once, and are asked again later."""
+    polls.connections.add(listener.server.renew_connections)
+    await polls.pass_seconds(0)
+    polls.is_ready = False
+    await polls.pass_seconds(UNREADY_SECONDS)
+    caller = await listener.connect()
+    assert await is_kept(caller, PATHS[0])
+    await polls.pass_seconds(UNREADY_SECONDS - 1)
+    assert await is_kept(caller, PATHS[0])
+    await polls.pass_seconds(1)
+    assert not await is_kept(caller, PATHS[0])
+
+
+async def test_connections_stay_before_the_adapter_was_ready(listener, polls):
+    polls.is_ready = False
+    polls.connections.add(listener.server.renew_connections)
+    caller = await listener.connect()
+    for _ in range(3):
+        await polls.pass_seconds(UNREADY_SECONDS)
+        assert await is_kept(caller, PATHS[0])
+
+
+async def test_short_unreadiness_ends_no_connection(listener, caller, polls):
+    polls.connections.add(listener.server.renew_connections)
+    for number in range(5):
+        polls.is_ready = number % 2 == 0
+        await polls.pass_seconds(UNREADY_SECONDS - 1)
+        assert await is_kept(caller, PATHS[0])

@@ -1,147 +1,55 @@
-"""What V2 passes on and what it keeps: in this process, before a Triton that is a few lines."""
+"""What V2 passes on and what it keeps, before a Triton that is a few lines."""
 
 import asyncio
 import gzip
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
-from io import BytesIO
+from collections.abc import AsyncIterator
 
-import aiohttp
 import pytest
-import pytest_asyncio
-from aiohttp import web
 
-from adapter.core.oom import Classifier
-from adapter.core.triton_errors import Faults
-from adapter.frontends.access import Access, Extensions
-from adapter.frontends.bodies import HeldBody
-from adapter.frontends.drain import Drain
-from adapter.frontends.http.calls import Calls
-from adapter.frontends.http.connection import Parts
-from adapter.frontends.http.contracts import ContainerContracts
-from adapter.frontends.http.handled_inference import Inferences
-from adapter.frontends.http.instrumentation import Clock, Instrumentation
-from adapter.frontends.http.plans import Heads
-from adapter.frontends.http.serve import Service
-from adapter.frontends.http.server import HttpServer
-from adapter.frontends.http.v2 import V2
-from adapter.frontends.repository import Repository
-from adapter.runtime import byte_budget
-from adapter.runtime.byte_budget import ByteBudget
-from adapter.settings.values import parse_address
-from adapter.triton.http import HttpDataPlane
-from tests.fakes.control import ControlOnFakes
-from tests.fakes.unread import unread
-from tests.frontends.http.listener import ANYWHERE
+from adapter.core.model import ModelId
+from tests.cases import case
+from tests.fakes.http_triton import Talk, says
+from tests.frontends.http.listener import (
+    LONG,
+    MIB,
+    Caller,
+    Listener,
+    head,
+    opened,
+    request,
+    until,
+)
 
-MIB = 2**20
+OK = b"HTTP/1.1 200 OK\r\n"
+CHUNKED = "Transfer-Encoding: chunked"
+INFER = "/v2/models/m/infer"
+GENERATE = "/v2/models/m/generate_stream"
+EVENT = b"data: {}\n\n"
 
 
-@dataclass
-class Upstream:
-    """A Triton that answers every call with `answer` and remembers what it was asked."""
-
-    answer: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
-    seen: list[web.BaseRequest] = field(default_factory=list)
-    bodies: list[bytes] = field(default_factory=list)
-
-    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
-        self.seen.append(request)
-        self.bodies.append(await request.content.read())
-        return await self.answer(request)
-
-
-async def fine(_: web.BaseRequest) -> web.StreamResponse:
-    return web.json_response({"fine": True})
-
-
-@dataclass
-class Listener:
-    upstream: Upstream
-    fakes: ControlOnFakes
-    caller: aiohttp.ClientSession
-    dataplane: HttpDataPlane
-    budget: ByteBudget
-
-
-async def opened(stack: AsyncExitStack, server: web.Server) -> str:
-    runner = web.ServerRunner(server)
-    await runner.setup()
-    stack.push_async_callback(runner.cleanup)
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    return f"127.0.0.1:{runner.addresses[0][1]}"
-
-
-async def no_versions() -> dict[str, list[str]]:
-    return {}
-
-
-async def listener(stack: AsyncExitStack, *passthrough: str) -> Listener:
-    upstream = Upstream(fine)
-    fakes = await ControlOnFakes(limit=MIB).open()
-    stack.push_async_callback(fakes.close)
-    dataplane = HttpDataPlane(Faults(Classifier(())), timeout_seconds=10, unread=unread())
-    dataplane.connect(await opened(stack, web.Server(upstream.handle)))
-    stack.push_async_callback(dataplane.close)
-    budget = ByteBudget(MIB)
-    contracts = ContainerContracts(
-        fakes.control, fakes.control_state.triton, load_wait_seconds=0.01
-    )
-    inferences = Inferences(dataplane, contracts, max_body_bytes=2 * MIB, default_model=None)
-    v2 = V2(
-        fakes.control,
-        fakes.control_state.triton,
-        inferences,
-        Repository(fakes.control, no_versions, []),
-        extensions=Extensions(passthrough),
-        max_body_bytes=2 * MIB,
-    )
-    calls = Calls(Access("http"), {"v2": v2.handlers}, passthrough)
-    parts = Parts(
-        dataplane,
-        Instrumentation(fakes.metrics),
-        Clock(),
-        budget,
-        ANYWHERE,
-        max_body_bytes=2 * MIB,
-    )
-    heads = Heads(
-        fakes.metrics.traffic.served,
-        contracts,
-        default_model=None,
-        max_body_bytes=2 * MIB,
-        sites=ANYWHERE,
-    )
-    heads.host = dataplane.host
-    server = HttpServer(
-        Service(parts, calls.find),
-        parts,
-        heads,
-        drain=Drain(fakes.control, fakes.control_state, fakes.metrics.traffic, 0),
-    )
-    port = await server.open(parse_address("127.0.0.1:0"))
-    stack.push_async_callback(server.close, 10)
-    caller = aiohttp.ClientSession(f"http://127.0.0.1:{port}", auto_decompress=False)
-    await stack.enter_async_context(caller)
-    return Listener(upstream, fakes, caller, dataplane, budget)
-
-
-@pytest_asyncio.fixture
-async def closed() -> AsyncIterator[Listener]:
-    async with AsyncExitStack() as stack:
-        yield await listener(stack)
-
-
-@pytest_asyncio.fixture
-async def wide() -> AsyncIterator[Listener]:
+@pytest.fixture
+async def listener() -> AsyncIterator[Listener]:
     """Everything is passed through."""
-    async with AsyncExitStack() as stack:
-        yield await listener(stack, "shared_memory", "trace", "log")
+    everything = ("shared_memory", "trace", "log")
+    async with opened(limits=LONG, inflight_bytes=MIB, passthrough=everything) as listener:
+        listener.serves_v2 = True
+        yield listener
 
 
-_OPENED = [
+def get(path: str) -> bytes:
+    return head(path, method="GET")
+
+
+def with_length(answer: bytes, *fields: bytes, line: bytes = OK) -> bytes:
+    return line + b"\r\n".join([b"Content-Length: %d" % len(answer), *fields, b"", answer])
+
+
+def chunk(data: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+OPENED = [
     *(("GET", "/v2/trace/setting"), ("POST", "/v2/trace/setting")),
     *(("GET", "/v2/logging"), ("POST", "/v2/logging")),
     *(("GET", "/v2/systemsharedmemory/status"), ("GET", "/v2/cudasharedmemory/status")),
@@ -152,297 +60,198 @@ _OPENED = [
 ]
 
 
-@pytest.mark.parametrize(("method", "path"), _OPENED)
-async def test_what_the_setting_opens_is_passed_on_as_it_is(wide, method, path):
-    body = b'{"a": 1}' if method == "POST" else b""
-    async with wide.caller.request(method, path, data=body) as reply:
-        assert (reply.status, await reply.json()) == (200, {"fine": True})
-    (asked,) = wide.upstream.seen
-    assert (asked.method, asked.raw_path, wide.upstream.bodies) == (method, path, [body])
+async def test_what_the_setting_opens_is_passed_on_as_it_is(listener, caller):
+    for method, path in OPENED:
+        with case(method, path):
+            body = b'{"a": 1}' if method == "POST" else b""
+            found = await caller.ask(request(path, body, method=method))
+            assert (found.status, found.body) == (200, b"{}")
+            asked = listener.upstream.requests.pop()
+            assert asked.head.startswith(f"{method} {path} HTTP/1.1\r\n".encode())
+            assert asked.body == body
 
 
 @pytest.mark.parametrize("method", ["GET", "POST"])
-async def test_trace_settings_of_a_model_are_those_of_its_name_in_triton(wide, method):
-    await wide.fakes.load("team/m")
-    async with wide.caller.request(method, "/v2/models/team%2Fm/trace/setting") as reply:
-        assert (reply.status, await reply.json()) == (200, {"fine": True})
-    assert wide.upstream.seen[0].raw_path == "/v2/models/ta.u.team_2fm/trace/setting"
+async def test_trace_settings_of_a_model_are_those_of_its_name_in_triton(listener, caller, method):
+    await listener.fakes.load("team/m")
+    asked = request("/v2/models/team%2Fm/trace/setting", b"", method=method)
+    assert (await caller.ask(asked)).status == 200
+    (passed_on,) = listener.upstream.requests
+    assert b" /v2/models/ta.u.team_2fm/trace/setting HTTP/1.1\r\n" in passed_on.head
 
 
-@pytest.mark.parametrize("path", ["", "/ready", "/config", "/stats", "/trace/setting"])
-async def test_only_an_inference_is_use_of_a_model(wide, path):
+async def test_only_an_inference_is_use_of_a_model(listener, caller):
     """Eviction goes by the last use, and a probe of a model is none."""
-    record = await wide.fakes.load("m")
-    async with wide.caller.get(f"/v2/models/m{path}") as reply:
-        assert reply.status == 200
-    assert len(wide.upstream.seen) == 1
-    assert record.usage.served == 0
-    async with wide.caller.post("/v2/models/m/infer", json={"inputs": []}) as reply:
-        await reply.read()
-    assert record.usage.served == 1
+    usage = listener.fakes.control.registry.serving(ModelId("m")).usage
+    for path in ("", "/ready", "/config", "/stats", "/trace/setting"):
+        assert (await caller.ask(get(f"/v2/models/m{path}"))).status == 200
+    assert len(listener.upstream.requests) == 5
+    assert usage.served == 0
+    await caller.ask(request(INFER))
+    assert usage.served == 1
 
 
-async def test_a_control_body_has_its_own_limit(wide):
-    async with wide.caller.post("/v2/logging", data=BytesIO(b"x" * (MIB + 1))) as reply:
-        assert reply.status == 413
-    assert wide.upstream.seen == []
+@pytest.mark.parametrize("is_chunked", [False, True])
+async def test_a_control_body_has_its_own_limit(listener, caller, is_chunked):
+    body = b"x" * (MIB + 1)
+    raw = head("/v2/logging", CHUNKED) + chunk(body) if is_chunked else request("/v2/logging", body)
+    await caller.send(raw)
+    assert (await caller.answer()).status == 413
+    assert listener.upstream.requests == []
 
 
-async def test_a_control_body_of_unknown_length_has_the_same_limit(wide):
-    async def pieces():
-        yield b"x" * MIB
-        yield b"x"
-
-    async with wide.caller.post("/v2/logging", data=pieces()) as reply:
-        assert reply.status == 413
-    assert wide.upstream.seen == []
-
-
-async def test_headers_pass_except_those_of_connection(closed):
-    async def answer(_: web.BaseRequest) -> web.Response:
-        headers = {"endpoint-load-metrics": "x", "Connection": "X-Hop", "X-Hop": "1", "X-Own": "2"}
-        return web.Response(body=b"{}", headers=headers)
-
-    closed.upstream.answer = answer
-    await closed.fakes.load("m")
-    headers = {
-        "endpoint-load-metrics-format": "json",
-        "triton-request-kind": "odd",
-        "traceparent": "00-1-2-01",
-        "Authorization": "Bearer x",
-        "Connection": "keep-alive, X-Hop",
-        "X-Hop": "1",
-        "TE": "trailers",
-        "Content-Encoding": "GZIP",
-    }
+async def test_headers_pass_except_those_of_connection(listener, caller):
+    fields = (b"endpoint-load-metrics: x", b"Connection: X-Hop", b"X-Hop: 1", b"X-Own: 2")
+    listener.upstream.script = says(with_length(b"{}", *fields))
+    passed_on = ("endpoint-load-metrics-format: json", "triton-request-kind: odd")
+    kept = ("Authorization: Bearer x", "Connection: keep-alive, X-Hop", "X-Hop: 1", "TE: trailers")
     body = gzip.compress(b"{}")
-    async with closed.caller.post("/v2/models/m/infer", data=body, headers=headers) as reply:
-        assert reply.status == 200
-        assert (reply.headers["endpoint-load-metrics"], reply.headers["X-Own"]) == ("x", "2")
-        assert "X-Hop" not in reply.headers
-    (asked,) = closed.upstream.seen
-    for name in ("endpoint-load-metrics-format", "triton-request-kind", "traceparent"):
-        assert asked.headers[name] == headers[name]
-    assert "Authorization" not in asked.headers
-    assert asked.headers["Content-Encoding"] == "gzip"
-    assert asked.headers["Content-Length"] == str(len(body))
-    assert not {"X-Hop", "TE"} & asked.headers.keys()
-    assert asked.headers.getall("Host") == [closed.dataplane.host]
+    found = await caller.ask(request(INFER, body, *passed_on, *kept, "Content-Encoding: GZIP"))
+    assert (found.headers["endpoint-load-metrics"], found.headers["x-own"]) == ("x", "2")
+    assert "x-hop" not in found.headers
+    (asked,) = listener.upstream.requests
+    _, *lines = asked.head.decode().lower().split("\r\n")
+    assert set(lines) >= {*passed_on, "content-encoding: gzip", f"content-length: {len(body)}"}
+    assert not {line.split(":")[0] for line in lines} & {"authorization", "x-hop", "te"}
 
 
-async def test_a_large_body_is_passed_on_with_its_length(closed):
-    body = bytes(2 * MIB)
-    await closed.fakes.load("m")
-    async with closed.caller.post("/v2/models/m/infer", data=BytesIO(body)) as reply:
-        assert reply.status == 200
-    assert closed.upstream.seen[0].headers["Content-Length"] == str(len(body))
-    assert closed.upstream.bodies == [body]
+async def test_a_stream_that_breaks_off_in_triton_breaks_off_here(listener, caller):
+    answer = OK + b"Transfer-Encoding: chunked\r\n\r\n" + chunk(EVENT)
+    listener.upstream.script = says(answer, closes=True)
+    await caller.send(request(GENERATE))
+    assert (await caller.head()).status == 200
+    assert not (await caller.rest()).endswith(b"0\r\n\r\n")
+    await until(lambda: listener.in_flight() == 0)
 
 
-@pytest.mark.parametrize("call", ["infer", "generate_stream"])
-async def test_an_answer_that_breaks_off_in_triton_breaks_off_here(closed, call):
-    async def answer(request: web.BaseRequest) -> web.StreamResponse:
-        response = web.StreamResponse()
-        await response.prepare(request)
-        await response.write(b"data: {}\n\n")
-        assert request.transport is not None
-        request.transport.close()
-        return response
-
-    closed.upstream.answer = answer
-    await closed.fakes.load("m")
-    async with closed.caller.post(f"/v2/models/m/{call}", data=b"{}") as reply:
-        assert reply.status == 200
-        with pytest.raises(aiohttp.ClientError):
-            await reply.read()
-    assert closed.fakes.control.registry.records()[0].usage.in_flight == 0
-
-
-async def test_a_large_error_text_of_many_pieces_is_read_whole(closed):
+async def test_a_large_error_text_of_many_pieces_is_read_whole(listener, caller):
     text = "no such luck " * 100_000
-
-    async def answer(request: web.BaseRequest) -> web.StreamResponse:
-        response = web.StreamResponse(status=500)
-        await response.prepare(request)
-        raw = json.dumps({"error": text}).encode()
-        for start in range(0, len(raw), 100_000):
-            await response.write(raw[start : start + 100_000])
-            await asyncio.sleep(0)
-        return response
-
-    closed.upstream.answer = answer
-    await closed.fakes.load("m")
-    async with closed.caller.post("/v2/models/m/infer", data=b"{}") as reply:
-        assert (reply.status, (await reply.json())["error"]) == (500, text.strip())
+    raw = with_length(json.dumps({"error": text}).encode(), line=b"HTTP/1.1 500 No\r\n")
+    pieces = [raw[at : at + 100_000] for at in range(0, len(raw), 100_000)]
+    listener.upstream.script = says(*pieces)
+    found = await caller.ask(request(INFER))
+    assert (found.status, found.json()["error"]) == (500, text.strip())
 
 
-async def test_names_of_others_are_left_alone_in_the_statistics_of_all(closed):
-    async def answer(_: web.BaseRequest) -> web.Response:
-        names = ("ta.u.a_2fb", "strange")
-        return web.json_response({"model_stats": [{"name": name, "x": 1} for name in names]})
-
-    closed.upstream.answer = answer
-    await closed.fakes.load("a/b")
-    async with closed.caller.get("/v2/models/stats") as reply:
-        found = await reply.json()
+async def test_names_of_others_are_left_alone_in_the_statistics_of_all(listener, caller):
+    names = ("ta.u.a_2fb", "strange")
+    statistics = {"model_stats": [{"name": name, "x": 1} for name in names]}
+    listener.upstream.script = says(with_length(json.dumps(statistics).encode()))
+    await listener.fakes.load("a/b")
+    found = (await caller.ask(get("/v2/models/stats"))).json()
     assert found["model_stats"] == [{"name": "a/b", "x": 1}, {"name": "strange", "x": 1}]
 
 
-async def test_an_event_that_comes_in_two_pieces_is_renamed_too(closed):
+async def test_an_event_that_comes_in_two_pieces_is_renamed_too(listener, caller):
     first, second = (b'data: {"x":%d,"model_name":"ta.u.a_2fb"}\n\n' % i for i in (1, 2))
-    seen = asyncio.Event()
 
-    async def answer(request: web.BaseRequest) -> web.StreamResponse:
-        response = web.StreamResponse()
-        await response.prepare(request)
-        await response.write(first + second[:25])
-        await seen.wait()
-        await response.write(second[25:] + b"data: cut off")
-        return response
+    async def script(talk: Talk) -> None:
+        await talk.say(OK + b"Transfer-Encoding: chunked\r\n\r\n" + chunk(first + second[:25]))
+        await listener.gate.wait()
+        await talk.say(chunk(second[25:] + b"data: cut off") + b"0\r\n\r\n")
 
-    closed.upstream.answer = answer
-    await closed.fakes.load("a/b")
-    async with closed.caller.post("/v2/models/a%2Fb/generate_stream", data=b"{}") as reply:
-        assert await reply.content.readline() == b'data: {"x":1,"model_name":"a/b"}\n'
-        seen.set()
-        assert await reply.content.read() == b'\ndata: {"x":2,"model_name":"a/b"}\n\ndata: cut off'
+    listener.upstream.script = script
+    await listener.fakes.load("a/b")
+    await caller.send(request("/v2/models/a%2Fb/generate_stream"))
+    await caller.head()
+    begun = await caller.chunk()
+    assert begun.startswith(b'data: {"x":1,"model_name":"a/b"}\n\n')
+    listener.gate.set()
+    while more := await caller.chunk():
+        begun += more
+    assert begun.endswith(b'\ndata: {"x":2,"model_name":"a/b"}\n\ndata: cut off')
 
 
-async def test_a_triton_that_is_not_ready_says_so_itself(closed):
-    async def answer(_: web.BaseRequest) -> web.Response:
-        return web.Response(status=400)
-
-    closed.upstream.answer = answer
+async def test_a_triton_that_is_not_ready_says_so_itself(listener, caller):
+    listener.upstream.script = says(with_length(b"", line=b"HTTP/1.1 400 No\r\n"))
     for path in ("/v2/health/live", "/v2/health/ready"):
-        async with closed.caller.get(path) as reply:
-            assert (reply.status, await reply.read()) == (400, b"")
+        found = await caller.ask(get(path))
+        assert (found.status, found.body) == (400, b"")
 
 
-async def test_an_adapter_that_takes_nothing_is_live_and_not_ready(closed):
-    closed.fakes.control.close()
+async def test_an_adapter_that_takes_nothing_is_live_and_not_ready(listener, caller):
+    listener.fakes.control.close()
     for path, status in (("/v2/health/live", 200), ("/v2/health/ready", 503)):
-        async with closed.caller.get(path) as reply:
-            assert reply.status == status
+        assert (await caller.ask(get(path))).status == status
 
 
-@pytest.mark.parametrize("path", ["/v2", "/v2/health/live", "/v2/health/ready", "/v2/models/stats"])
-async def test_without_triton_it_is_503(closed, path):
-    await closed.dataplane.close()
-    async with closed.caller.get(path) as reply:
-        body = await reply.json()
-    assert (reply.status, body["code"]) == (503, "BackendUnavailable")
-
-
-_LOAD = "/v2/repository/models/m/load"
-_LARGE = b"{}" + b" " * (MIB // 2)  # more than is there before its handler begins
-
-
-async def test_the_body_of_a_load_waits_while_others_take_all_there_is(closed):
-    with HeldBody(closed.budget, 2 * MIB) as other:
-        await other.take(MIB)
-        asking = asyncio.create_task(closed.caller.post(_LOAD, data=pieces(_LARGE)))
-        async with asyncio.timeout(5):
-            while not closed.budget.waiting:  # noqa: ASYNC110 - no event tells
-                await asyncio.sleep(0.01)
-    async with await asking as reply:
-        assert (reply.status, (await reply.json())["code"]) == (404, "SourceMissing")
-    assert closed.budget.held == 0
-
-
-async def test_a_load_that_finds_no_room_is_told_when_to_come_again(closed, monkeypatch):
-    monkeypatch.setattr(byte_budget, "_WAIT_SECONDS", 0.2)
-    with HeldBody(closed.budget, 2 * MIB, is_reading=lambda: False) as other:
-        await other.take(MIB)
-        async with closed.caller.post(_LOAD, data=pieces(_LARGE)) as reply:
-            assert (reply.status, (await reply.json())["code"]) == (503, "TooManyWaiting")
-            assert reply.headers["Retry-After"] == "1"
-            assert reply.headers["X-Triton-Adapter-Not-Started"] == "1"
-
-
-async def pieces(body: bytes) -> AsyncIterator[bytes]:
-    """A body whose length nobody announces."""
-    yield body
+async def test_without_triton_it_is_503(listener, caller):
+    await listener.server.parts.dataplane.close()
+    for path in ("/v2", "/v2/health/live", "/v2/health/ready", "/v2/models/stats"):
+        assert (await caller.ask(get(path))).refusal == (503, "BackendUnavailable")
 
 
 @pytest.mark.parametrize("lengths", [("2", "3"), ("2", "2")])
-async def test_an_inference_says_once_how_long_its_json_is(closed, lengths):
-    await closed.fakes.load("m")
-    headers = [("Inference-Header-Content-Length", length) for length in lengths]
-    async with closed.caller.post("/v2/models/m/infer", data=b"{}", headers=headers) as reply:
-        assert (reply.status, (await reply.json())["code"]) == (400, "InvalidRequest")
-    assert closed.upstream.seen == []
+async def test_an_inference_says_once_how_long_its_json_is(listener, caller, lengths):
+    fields = [f"Inference-Header-Content-Length: {length}" for length in lengths]
+    assert (await caller.ask(request(INFER, b"{}", *fields))).refusal == (400, "InvalidRequest")
+    assert listener.upstream.requests == []
 
 
-class Events:
-    """Triton's answer to generate_stream: one event, and an end when the test says so."""
+# -- streams of events, each of which counts in the byte budget ------------------------------------
 
-    def __init__(self) -> None:
-        self.end = asyncio.Event()
-        self.breaks = False
 
-    async def answer(self, request: web.BaseRequest) -> web.StreamResponse:
-        response = web.StreamResponse()
-        await response.prepare(request)
-        await response.write(b"data: {}\n\n")
-        await self.end.wait()
-        if self.breaks and request.transport is not None:
-            request.transport.abort()
-        return response
+@pytest.fixture
+def breaks(listener: Listener) -> asyncio.Event:
+    """Set by a test whose stream of events breaks off behind its first event."""
+    breaks = asyncio.Event()
+
+    async def script(talk: Talk) -> None:
+        await talk.say(OK + b"Transfer-Encoding: chunked\r\n\r\n" + chunk(EVENT))
+        await listener.gate.wait()
+        if breaks.is_set():
+            talk.writer.transport.abort()
+        else:
+            await talk.say(b"0\r\n\r\n")
+
+    listener.upstream.script = script
+    return breaks
+
+
+async def begin_stream(listener: Listener) -> Caller:
+    caller = await listener.connect()
+    await caller.send(request(GENERATE))
+    await caller.head()
+    assert await caller.chunk() == EVENT
+    return caller
 
 
 async def until_at_rest(listener: Listener) -> None:
-    async with asyncio.timeout(10):
-        while listener.budget.held:  # noqa: ASYNC110 - no event tells
-            await asyncio.sleep(0.01)
+    await until(lambda: not listener.server.parts.budget.held)
 
 
-_GENERATE = "/v2/models/m/generate_stream"
-
-
-async def test_event_stream_too_many_is_refused_with_figures(closed):
+@pytest.mark.usefixtures("breaks")
+async def test_event_stream_too_many_is_refused_with_figures(listener, caller):
     """The other streams go on."""
-    events = Events()
-    closed.upstream.answer = events.answer
-    await closed.fakes.load("m")
-    async with AsyncExitStack() as stack:
-        opened = [
-            await stack.enter_async_context(closed.caller.post(_GENERATE, data=b"{}"))
-            for _ in range(2)
-        ]
-        async with closed.caller.post(_GENERATE, data=b"{}") as reply:
-            refusal = await reply.json()
-        assert (reply.status, refusal["code"]) == (503, "TooManyWaiting")
-        assert refusal["error"].startswith("2 open streams hold 131072 of 131072 bytes (one 8th of")
-        events.end.set()
-        for one in opened:
-            assert await one.read() == b"data: {}\n\n"
-    await until_at_rest(closed)
+    streams = [await begin_stream(listener) for _ in range(2)]
+    found = await caller.ask(request(GENERATE))
+    assert found.refusal == (503, "TooManyWaiting")
+    assert found.json()["error"].startswith(
+        "2 open streams hold 131072 of 131072 bytes (one 8th of"
+    )
+    listener.gate.set()
+    for other in streams:
+        assert await other.chunk() == b""
+    await until_at_rest(listener)
 
 
 @pytest.mark.parametrize("end", ["caller", "triton"])
-async def test_a_stream_of_events_that_breaks_counts_no_more(closed, end):
-    events = Events()
-    closed.upstream.answer = events.answer
-    await closed.fakes.load("m")
-    reply = await closed.caller.post(_GENERATE, data=b"{}")
-    assert closed.budget.held == 2**16
+async def test_a_stream_of_events_that_breaks_counts_no_more(listener, breaks, end):
+    caller = await begin_stream(listener)
+    assert listener.server.parts.budget.held == 2**16
     if end == "caller":
-        reply.close()
-        await until_at_rest(closed)
-        events.end.set()
+        caller.reset()
     else:
-        events.breaks = True
-        events.end.set()
-        await until_at_rest(closed)
-        reply.close()
+        breaks.set()
+        listener.gate.set()
+    await until_at_rest(listener)
+    listener.gate.set()
 
 
-async def test_a_stream_that_triton_refuses_counts_no_more(closed):
-    await closed.fakes.load("m")
+async def test_a_stream_that_triton_refuses_counts_no_more(listener, caller):
+    listener.upstream.script = says(with_length(b'{"error":"x"}', line=b"HTTP/1.1 400 No\r\n"))
     for body in (b"{", b"{}"):
-        async with closed.caller.post(_GENERATE, data=body) as reply:
-            await reply.read()
-    await closed.dataplane.close()
-    async with closed.caller.post(_GENERATE, data=b"{}") as reply:
-        assert reply.status == 503
-    await until_at_rest(closed)
+        assert (await caller.ask(request(GENERATE, body))).status == 400
+    await listener.server.parts.dataplane.close()
+    assert (await caller.ask(request(GENERATE))).status == 503
+    await until_at_rest(listener)
