@@ -4,10 +4,8 @@ import asyncio
 import logging
 import os
 import shutil
-import signal
 import socket
 import sys
-import time
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -21,31 +19,10 @@ from adapter.errors import BackendUnavailable
 from adapter.triton.client import TritonControl
 from adapter.triton.server import launch
 from adapter.triton.server.server import EmbeddedTriton
+from tests.contract.controlled import until
+from tests.trees import write_python_model
 
 real = pytest.mark.triton
-
-CONFIG = """backend: "python"
-input [{ name: "IN" data_type: TYPE_FP32 dims: [-1] }]
-output [{ name: "OUT" data_type: TYPE_FP32 dims: [-1] }]
-instance_group [{ kind: KIND_CPU }]
-"""
-IDENTITY = """
-import triton_python_backend_utils as pb
-
-class TritonPythonModel:
-    def initialize(self, args):
-        {initialize}
-
-    def execute(self, requests):
-        tensors = [pb.get_input_tensor_by_name(request, "IN") for request in requests]
-        return [pb.InferenceResponse([pb.Tensor("OUT", one.as_numpy())]) for one in tensors]
-"""
-
-
-def add_model(repository: Path, name: str, initialize: str = "pass") -> None:
-    (repository / name / "1").mkdir(parents=True)
-    (repository / name / "config.pbtxt").write_text(CONFIG)
-    (repository / name / "1" / "model.py").write_text(IDENTITY.format(initialize=initialize))
 
 
 def new_triton(**changes) -> EmbeddedTriton:
@@ -82,26 +59,6 @@ async def is_ready(triton: EmbeddedTriton) -> bool:
         return await client.is_server_ready()
 
 
-def is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
-async def until(condition, seconds: float = 60.0) -> bool:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        await asyncio.sleep(0.02)
-    return True
-
-
-def regions(folder: Path) -> list[Path]:
-    return list(Path("/dev/shm").glob(f"{folder.name}*"))
-
-
 @real
 async def test_a_started_server_answers_at_the_chosen_addresses():
     async with running() as triton:
@@ -115,69 +72,6 @@ async def test_a_started_server_answers_at_the_chosen_addresses():
             await writer.wait_closed()
         assert [*triton.pids()] == [triton.pid]
         assert triton.repository.stat().st_mode & 0o777 == 0o755
-
-
-@real
-async def test_stop_leaves_no_process_no_folder_and_no_shared_memory():
-    async with running() as triton:
-        add_model(triton.repository, "identity")
-        await load(triton, "identity")
-        pids, folder = [*triton.pids()], triton.repository.parent
-        assert regions(folder)
-    assert not [pid for pid in pids if is_alive(pid)]
-    assert not folder.exists()
-    assert not regions(folder)
-    assert triton.pid is None
-    await triton.stop()
-
-
-@real
-async def test_the_stub_of_a_model_is_seen_to_live_and_to_die():
-    async with running() as triton:
-        add_model(triton.repository, "identity")
-        add_model(triton.repository, "identity_2")
-        await load(triton, "identity")
-        server, stub = [*triton.pids()]
-        assert server == triton.pid
-        names = ["identity", "identity_2", "unknown", "x" * 300]  # the system refuses the last one
-        seen = await triton.processes.instances(names)
-        assert seen == {"identity": ["identity_0_0"], "identity_2": []}
-
-        os.kill(stub, signal.SIGKILL)
-        async with asyncio.timeout(60):
-            while (await triton.processes.instances(["identity"]))["identity"]:  # noqa: ASYNC110
-                await asyncio.sleep(0.02)
-        assert await until(lambda: [*triton.pids()] == [server])  # it ends a little later
-
-        # Triton would wait for the dead stub at its end; this is quicker
-        os.kill(server, signal.SIGKILL)
-        assert await until(lambda: triton.pid is None)
-        assert [*triton.pids()] == []
-        with pytest.raises(BackendUnavailable):
-            await triton.processes.instances(["identity"])
-
-
-@real
-async def test_killed_server_is_replaced_without_its_stubs(caplog):
-    """The new one has the same addresses."""
-    caplog.set_level(logging.INFO)
-    async with running() as triton:
-        add_model(triton.repository, "identity")
-        await load(triton, "identity")
-        for count in (1, 2):
-            pids = [*triton.pids()]
-            os.kill(triton.pid, signal.SIGKILL)
-            assert await until(lambda count=count: triton.restarts == count)
-            assert triton.pid not in pids
-            assert not [pid for pid in pids if is_alive(pid)]
-            assert await is_ready(triton)
-    events = [record.msg for record in caplog.records if record.msg.startswith("triton.")]
-    assert [event for event in events if event not in {"triton.log", "triton.no_gpu"}] == [
-        "triton.exited",
-        "triton.restarted",
-    ] * 2
-    exited = next(record for record in caplog.records if record.msg == "triton.exited")
-    assert exited.reason == "was killed by SIGKILL"
 
 
 @real
@@ -222,7 +116,7 @@ async def test_a_server_that_is_not_live_in_time_is_ended():
 async def test_what_a_model_prints_is_logged_and_a_huge_line_is_cut(caplog, tmp_path):
     caplog.set_level(logging.INFO)
     chatty = r"print('huge ' + 'x' * 3_000_000 + '\nafter it', flush=True)"
-    add_model(tmp_path, "chatty", initialize=chatty)
+    write_python_model(tmp_path / "chatty", initialize=chatty)
     async with running(repository=tmp_path) as triton:
         assert triton.repository == tmp_path
         await load(triton, "chatty")
@@ -230,7 +124,7 @@ async def test_what_a_model_prints_is_logged_and_a_huge_line_is_cut(caplog, tmp_
         def records():
             return {record.line: record for record in caplog.records if hasattr(record, "line")}
 
-        assert await until(lambda: "after it" in records())
+        await until(lambda: "after it" in records())
         assert records()["after it"].levelname == "INFO"
         assert max(map(len, records())) == 8192
         assert {one.levelname for line, one in records().items() if line[0] == "I"} == {"INFO"}
@@ -262,44 +156,51 @@ def test_a_binary_outside_the_wheel_runs_as_it_is(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("is_newer", [False, True], ids=["2.51", "newer"])
-async def test_options_of_newer_servers_are_given_to_those_that_list_them(tmp_path, is_newer):
-    given = tmp_path / "given"
-    program = tmp_path / "tritonserver"
-    lists = "--http-max-input-size <integer>" if is_newer else "--id <string>"
-    helps = f'[ "$1" = --help ] && echo "{lists}" && exit'
+async def options_given(folder: Path, *, listed: str = "", **changes) -> list[str]:
+    """Return the options with which a program in Triton's place is started, which ends at once.
+    It lists one that it knows.
+    """
+    given, program = folder / "given", folder / "tritonserver"
+    helps = f'[ "$1" = --help ] && echo "{listed}" && exit'
     program.write_text(f'#!/bin/sh\n{helps}\necho "$@" > {given}\n')
     program.chmod(0o755)
+    with pytest.raises(BackendUnavailable):
+        await new_triton(tritonserver=program, **changes).start()
+    return given.read_text().split()
+
+
+@pytest.mark.parametrize(
+    ("listed", "expected"),
+    [("--http-max-input-size <integer>", {"--http-max-input-size=9"}), ("--id <string>", set())],
+    ids=["newer", "2.51"],
+)
+async def test_options_of_newer_servers_are_given_to_those_that_list_them(
+    tmp_path, listed, expected
+):
     newer = {"--http-max-input-size": "9", "--allow-client-shm": "true"}
-    with pytest.raises(BackendUnavailable):  # it ends at once
-        await new_triton(tritonserver=program, newer_args=newer).start()
-    found = {option for option in given.read_text().split() if option.split("=")[0] in newer}
-    assert found == ({"--http-max-input-size=9"} if is_newer else set())
+    options = await options_given(tmp_path, listed=listed, newer_args=newer)
+    assert {option for option in options if option.split("=")[0] in newer} == expected
 
 
-TRACKER = "triton-backend-memory-tracker"
+TRACKER = "--backend-config=triton-backend-memory-tracker"
 
 
 @pytest.mark.parametrize(
     ("has_gpus", "args", "expected"),
     [
-        (True, (), ["--backend-config=triton-backend-memory-tracker=true"]),
+        (True, (), [f"{TRACKER}=true"]),
         (False, (), []),
         (None, (), []),
-        (True, (f"--backend-config={TRACKER}=false",), [f"--backend-config={TRACKER}=false"]),
+        (True, (f"{TRACKER}=false",), [f"{TRACKER}=false"]),
     ],
 )
 async def test_memory_tracker_is_on_where_gpu_is(tmp_path, has_gpus, args, expected):
     async def answer():
         return has_gpus
 
-    given, program = tmp_path / "given", tmp_path / "tritonserver"
-    program.write_text(f'#!/bin/sh\necho "$@" > {given}\n')
-    program.chmod(0o755)
-    changes = {"extra_args": args, "has_gpus": None if has_gpus is None else answer}
-    with pytest.raises(BackendUnavailable):  # it ends at once
-        await new_triton(tritonserver=program, **changes).start()
-    assert [option for option in given.read_text().split() if TRACKER in option] == expected
+    asks = None if has_gpus is None else answer
+    options = await options_given(tmp_path, extra_args=args, has_gpus=asks)
+    assert [option for option in options if option.startswith(TRACKER)] == expected
 
 
 @real
@@ -307,7 +208,7 @@ async def test_a_server_without_a_memory_tracker_takes_its_option_and_reports_no
     async def has_gpus():
         return True
 
-    add_model(tmp_path, "m")
+    write_python_model(tmp_path / "m")
     control = TritonControl(Faults(Classifier(())), load_timeout_seconds=60)
     async with running(repository=tmp_path, has_gpus=has_gpus) as triton:
         control.connect(triton.grpc_address)

@@ -3,7 +3,6 @@
 import importlib.util
 import json
 import os
-import re
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -113,18 +112,6 @@ def device():
 
 
 @pytest.mark.triton
-def test_digits_reads_its_sample_images_right(examples):
-    sample = json.loads((EXAMPLES / "digits/sample.json").read_text())
-    images = np.array(sample["inputs"][0]["data"], np.float32)
-    examples.load("digits")
-    answer = examples.infer("digits", IMAGE=images)
-    assert answer.as_numpy("LABEL").tolist() == sample["labels"]
-    probabilities = answer.as_numpy("PROBABILITIES")
-    assert probabilities.shape == (len(images), 10)
-    assert probabilities.sum(axis=1) == pytest.approx(1)
-
-
-@pytest.mark.triton
 def test_the_sample_file_is_a_request_as_it_is(examples, triton):
     body = (EXAMPLES / "digits/sample.json").read_bytes()
     examples.load("digits")
@@ -148,22 +135,6 @@ def test_identity_gives_back_every_bit(examples, name):
 
 
 @pytest.mark.triton
-def test_a_third_hungry_model_fits_only_after_one_was_unloaded(examples):
-    examples.load("first", "hungry")
-    examples.load("second", "hungry")
-    with pytest.raises(InferenceServerException) as failure:
-        examples.load("third", "hungry")
-    assert re.search(
-        r"MemoryError: Unable to allocate 700 MiB on the device: 2048 MiB in all,"
-        r" 1[45]\d\d MiB in use, [56]\d\d MiB free",
-        failure.value.message(),
-    )
-    examples.unload("first")
-    examples.load("third")
-    assert examples.state("third") == "READY"
-
-
-@pytest.mark.triton
 def test_of_three_hungry_models_loaded_at_once_two_fit(examples):
     def failure_of_load(name: str) -> str:
         try:
@@ -176,16 +147,6 @@ def test_of_three_hungry_models_loaded_at_once_two_fit(examples):
         failures = sorted(pool.map(failure_of_load, ["first", "second", "third"]))
     assert failures[:2] == ["", ""]
     assert "MemoryError: Unable to allocate 700 MiB" in failures[2]
-
-
-@pytest.mark.triton
-def test_too_much_during_a_request_fails_and_less_then_works(examples):
-    examples.load("hungry_infer")
-    with pytest.raises(InferenceServerException) as failure:
-        examples.infer("hungry_infer", MIB=np.array([3000]))
-    assert "MemoryError: Unable to allocate 3000 MiB on the device" in failure.value.message()
-    answer = examples.infer("hungry_infer", MIB=np.array([100]))
-    assert answer.as_numpy("ALLOCATED").tolist() == [100]
 
 
 @pytest.mark.triton

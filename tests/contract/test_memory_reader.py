@@ -36,14 +36,6 @@ def tell(process: subprocess.Popen[bytes]) -> None:
     process.stdin.flush()
 
 
-@pytest.fixture
-def gone() -> int:
-    """The id of a process that has ended."""
-    process = subprocess.Popen(["true"])
-    process.wait()
-    return process.pid
-
-
 async def used_by(memory: HostMemory) -> int:
     return (await memory.read()).used[HOST]
 
@@ -57,16 +49,6 @@ async def test_what_a_process_allocates_and_touches_is_seen(child):
     assert after.devices[HOST].limit_bytes == 1000 * MIB
     assert after.used[HOST] - before == pytest.approx(200 * MIB, rel=0.1)
     assert memory.last == after
-
-
-async def test_processes_are_added_up_and_a_gone_one_counts_nothing(child, gone):
-    one = await used_by(HostMemory(lambda: [child.pid], 1))
-    assert one > MIB
-    assert await used_by(HostMemory(lambda: [child.pid, gone], 1)) == pytest.approx(one, rel=0.1)
-
-
-async def test_of_processes_that_are_all_gone_nothing_is_known(gone):
-    assert await HostMemory(lambda: [gone], 1).read() is None
 
 
 async def test_the_shared_memory_region_is_read_along(child):

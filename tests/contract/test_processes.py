@@ -12,8 +12,9 @@ import pytest
 from adapter.control.ports import NoProcesses, Processes
 from adapter.core.model import ProcessId, TritonName
 from adapter.errors import BackendUnavailable
-from tests.contract.test_embedded import add_model, load, running
+from tests.contract.test_embedded import load, running
 from tests.fakes.triton import FakeServer
+from tests.trees import CONFIG, write_python_model
 
 M, IDLE, UNKNOWN = TritonName("m"), TritonName("idle"), TritonName("unknown")
 SECONDS = 30.0
@@ -43,7 +44,8 @@ async def world_of(kind: str) -> AsyncIterator[World]:
         return
     async with running() as triton:
         for name in (M, IDLE):
-            add_model(triton.repository, name)
+            config = CONFIG + "instance_group [{ kind: KIND_CPU }]\n"
+            write_python_model(triton.repository / name, config=config)
         await load(triton, M)
 
         async def kill() -> None:
@@ -61,7 +63,9 @@ async def test_processes_are_listed_killed_and_waited_for(kind: str) -> None:
         processes = world.processes
         assert processes.are_seen
         assert await processes.models() == {M}
-        assert await processes.instances([M, IDLE, UNKNOWN]) == {M: ["m_0_0"], IDLE: []}
+        too_long = TritonName("x" * 300)  # for the name of a file
+        found = await processes.instances([M, IDLE, UNKNOWN, too_long])
+        assert found == {M: ["m_0_0"], IDLE: []}
         assert await processes.abandoned() == frozenset()
         assert not await processes.end_loads([IDLE, UNKNOWN])
         assert await processes.claim([UNKNOWN]) == frozenset()
