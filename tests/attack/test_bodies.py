@@ -17,8 +17,8 @@ import pytest
 from botocore.config import Config
 
 from tests.asking import binary_request
-from tests.attack.test_connections import metric
 from tests.grpc_calls import NO_LIMITS, SERVICE, infer_request
+from tests.journeys.memory.models import counted
 from tests.running import COMPLETE, EXAMPLES, RunningAdapter, embedded_adapter
 
 pytestmark = pytest.mark.triton
@@ -151,7 +151,7 @@ def test_a_large_call_is_answered_while_others_never_end_theirs(plain: RunningAd
             slow.send(bytes(size - 10), b"1", 3)
             slow.sent_all()
         invoke(plain, "two", 1_000_000)
-    assert metric(plain, "triton_adapter_bodies_cut_total") > 0
+    assert counted(plain, "triton_adapter_bodies_cut_total") > 0
 
 
 @pytest.mark.parametrize("way", ["v2", "invoke", "grpc"])

@@ -14,6 +14,7 @@ from tritonclient.grpc import InferenceServerClient
 
 from tests.attack.test_descriptors import is_well, lacking
 from tests.constants import MOST_CONNECTIONS
+from tests.journeys.memory.models import counted
 from tests.processes import tritonserver
 from tests.running import COMPLETE, Client, RunningAdapter, embedded_adapter, wait_until
 from tests.trees import infer_body, write_python_model
@@ -53,12 +54,6 @@ def connected(address: str, count: int, first: bytes = b"") -> Iterator[list[soc
         yield made
 
 
-def metric(adapter: RunningAdapter, name: str) -> float:
-    with closing(Client(adapter.admin)) as admin:
-        rows = admin.get("/metrics").body.decode().splitlines()
-    return sum(float(row.rpartition(" ")[2]) for row in rows if row.startswith(name))
-
-
 @pytest.mark.parametrize(
     "first", [b"", b"POST /models/m/in", b"GET /ping HTTP/1.1\r\nHost: localhost\r\n"]
 )
@@ -74,8 +69,8 @@ def test_idle_connections_make_room_for_who_has_a_request(
                 assert new.get("/ping").status == 200
                 assert new.post("/models/m/invoke", infer_body(1.0)).status == 200
             assert admin.get("/livez").status == 200
-            assert 0 < metric(adapter, 'triton_adapter_connections{listener="http"}') < _FEW / 4
-        assert metric(adapter, "triton_adapter_connections_shed_total") > _FEW
+            assert 0 < counted(adapter, 'triton_adapter_connections{listener="http"}') < _FEW / 4
+        assert counted(adapter, "triton_adapter_connections_shed_total") > _FEW
 
 
 def test_a_triton_that_dies_amid_idle_connections_is_replaced(model: Path) -> None:
@@ -110,7 +105,7 @@ def test_busy_connections_make_new_ones_come_again(
         with closing(Client(adapter.admin)) as admin:
             assert admin.get("/livez").status == 200
         assert (
-            metric(adapter, 'triton_adapter_connections_shed_total{how="refused",listener="http"}')
+            counted(adapter, 'triton_adapter_connections_shed_total{how="refused",listener="http"}')
             > 0
         )
     with closing(adapter.client()) as client:

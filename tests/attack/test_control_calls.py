@@ -8,32 +8,31 @@ import time
 from contextlib import closing
 from pathlib import Path
 
-import grpc
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
+from tests.grpc_calls import calls_to
 from tests.running import Client, RunningAdapter, wait_until
 
 pytestmark = pytest.mark.triton
 
 _WIDE = b"{}," * 13_000_000  # 39 MB; 1.7 GB once it is parsed
 _ALLOWED_SECONDS = 2  # by SageMaker
-_LOAD = "/inference.GRPCInferenceService/RepositoryModelLoad"
 
 
-def most_memory(adapter: RunningAdapter) -> int:
-    """Of the adapter's process, in KiB."""
-    with open(f"/proc/{adapter.process.pid}/status") as status:  # noqa: PTH123
-        (row,) = [row for row in status if row.startswith("VmHWM:")]
+def memory_kib(adapter: RunningAdapter, figure: str) -> int:
+    """Of the adapter's process: VmRSS, or VmHWM for the most that it had."""
+    status = Path(f"/proc/{adapter.process.pid}/status").read_text(encoding="utf-8")
+    (row,) = [row for row in status.splitlines() if row.startswith(f"{figure}:")]
     return int(row.split()[1])
 
 
 def test_a_wide_body_is_400_and_is_not_parsed(client: Client, adapter: RunningAdapter) -> None:
-    before = most_memory(adapter)
+    before = memory_kib(adapter, "VmHWM")
     body = b'{"parameters": {"x": [' + _WIDE + b"{}]}}"
     answer = client.post("/v2/repository/models/zzz/load", body)
     assert (answer.status, answer.json()["code"]) == (400, "InvalidRequest")
-    assert most_memory(adapter) - before < 400 * 1024
+    assert memory_kib(adapter, "VmHWM") - before < 400 * 1024
 
 
 _CALLS = ["/models", "/v2/repository/index", "/v2/repository/models/z/unload"]
@@ -44,28 +43,29 @@ def test_so_is_that_of_every_other_control_call(client: Client, path: str) -> No
     assert client.post(path, b"[" + b"0," * 200_000 + b"0]").status == 400
 
 
-def test_config_text_within_a_call_has_the_same_bound(adapter: RunningAdapter) -> None:
-    request = pb.RepositoryModelLoadRequest(model_name="zzz")
+def many_in_a_config(request: pb.RepositoryModelLoadRequest) -> None:
     request.parameters["config"].string_param = json.dumps({"input": [0] * 200_000})
-    with pytest.raises(grpc.RpcError) as failed:
-        load(adapter, request)
-    assert failed.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-    assert "InvalidRequest: parameter config has more" in failed.value.details()
 
 
-def test_parameters_over_grpc_are_counted(adapter: RunningAdapter) -> None:
-    request = pb.RepositoryModelLoadRequest(model_name="zzz")
+def many_parameters(request: pb.RepositoryModelLoadRequest) -> None:
     for number in range(10_001):
         request.parameters[str(number)].bool_param = True
-    with pytest.raises(grpc.RpcError) as failed:
-        load(adapter, request)
-    assert failed.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-    assert "10001 parameters" in failed.value.details()
 
 
-def load(adapter: RunningAdapter, request: pb.RepositoryModelLoadRequest) -> None:
-    with grpc.insecure_channel(adapter.grpc) as channel:
-        channel.unary_unary(_LOAD)(request.SerializeToString(), timeout=20)
+@pytest.mark.parametrize(
+    ("fill", "told"),
+    [
+        (many_in_a_config, "InvalidRequest: parameter config has more"),
+        (many_parameters, "10001 parameters"),
+    ],
+)
+def test_parts_of_a_load_over_grpc_are_counted(adapter: RunningAdapter, fill, told) -> None:
+    request = pb.RepositoryModelLoadRequest(model_name="zzz")
+    fill(request)
+    with calls_to(adapter.grpc) as calls:
+        code, text = calls.refused("RepositoryModelLoad", request)
+    assert code == "INVALID_ARGUMENT"
+    assert told in text
 
 
 def test_others_are_answered_meanwhile(adapter: RunningAdapter) -> None:
@@ -116,17 +116,12 @@ def test_of_loads_that_go_wrong_no_body_stays(
 ) -> None:
     """Python's garbage collector does not look at what is old for as long as this takes."""
     send_load(adapter, body, is_cut=is_cut)
-    before = resident(adapter)
+    before = memory_kib(adapter, "VmRSS")
     for _ in range(3):  # bodies of 40 MB
         send_load(adapter, body, is_cut=is_cut)
-        wait_until(lambda: resident(adapter) - before < 100 * 1024, 5, "the memory is back")
-
-
-def resident(adapter: RunningAdapter) -> int:
-    """Of the adapter's process, in KiB."""
-    status = Path(f"/proc/{adapter.process.pid}/status").read_text(encoding="utf-8")
-    (row,) = [row for row in status.splitlines() if row.startswith("VmRSS:")]
-    return int(row.split()[1])
+        wait_until(
+            lambda: memory_kib(adapter, "VmRSS") - before < 100 * 1024, 5, "the memory is back"
+        )
 
 
 def send_load(adapter: RunningAdapter, body: bytes, *, is_cut: bool) -> None:

@@ -3,15 +3,16 @@
 More of them, at random: tests/nightly/test_triton_input.py.
 """
 
-import asyncio
 import gzip
 import json
 from collections.abc import Iterator
 from contextlib import closing
+from typing import Any
 
 import pytest
 
 from tests.running import COMPLETE, EXAMPLES, RunningAdapter, embedded_adapter
+from tests.trees import infer_body
 
 pytestmark = pytest.mark.triton
 
@@ -25,27 +26,6 @@ PATHS = (
 )
 
 
-async def ask(address: str, data: bytes) -> str:
-    """The status; "closed" where the connection ends without one."""
-    host, port = address.split(":")
-    reader, writer = await asyncio.open_connection(host, int(port), limit=2**20)
-    try:
-        writer.write(data)
-        head = await reader.readuntil(b"\r\n\r\n")
-    except (ConnectionError, asyncio.IncompleteReadError):
-        return "closed"
-    finally:
-        writer.transport.abort()
-    return head.split()[1].decode()
-
-
-def honest() -> bytes:
-    body = b'{"inputs":[{"name":"IN","datatype":"FP32","shape":[1],"data":[1]}]}'
-    first = f"POST /models/{MODEL}/invoke HTTP/1.1\r\nHost: localhost\r\n"
-    head = f"{first}Content-Length: {len(body)}\r\n\r\n"
-    return head.encode() + body
-
-
 @pytest.fixture(scope="module")
 def own() -> Iterator[RunningAdapter]:
     """Of this module alone: it may be the one that ends its Triton."""
@@ -55,37 +35,35 @@ def own() -> Iterator[RunningAdapter]:
         yield adapter
 
 
+def check_refused(adapter: RunningAdapter, path: str, bodies: list[Any], **headers: str) -> None:
+    """Triton does not see any of the bodies, and answers the next request."""
+    with closing(adapter.client()) as client:
+        for body in bodies:
+            reply = client.post(path, body, headers)
+            assert (reply.status, reply.json()["code"]) == (400, "InvalidRequest")
+        assert client.post(PATHS[0], infer_body(1.0)).status == 200
+    assert not adapter.events("triton.exited")
+
+
 @pytest.mark.parametrize("headers", [{}, {"Content-Encoding": "gzip"}], ids=["plain", "packed"])
 @pytest.mark.parametrize("path", PATHS)
 def test_json_of_so_many_levels_that_triton_dies_of_it_is_refused(own, path, headers) -> None:
     deep = b"[" * 300_000
-    with closing(own.client()) as client:
-        for body in (deep, b'{"inputs":' + deep + b"]" * 300_000 + b"}", b'{"a":' * 300_000):
-            packed = gzip.compress(body) if headers else body
-            reply = client.post(path, packed, headers)
-            assert (reply.status, reply.json()["code"]) == (400, "InvalidRequest")
-    assert asyncio.run(ask(own.http, honest())) == "200"
-    assert not own.events("triton.exited")
+    bodies = [deep, b'{"inputs":' + deep + b"]" * 300_000 + b"}", b'{"a":' * 300_000]
+    if headers:
+        bodies = [gzip.compress(body) for body in bodies]
+    check_refused(own, path, bodies, **headers)
 
 
 @pytest.mark.parametrize("verb", ["generate", "generate_stream"])
 def test_unread_json_length_hides_no_levels(own, verb) -> None:
+    bodies = [b"[" * 200_000, b"[" * 1_000_000, iter([b"[" * 300_000])]
     hidden = {"Inference-Header-Content-Length": "0"}
-    with closing(own.client()) as client:
-        for body in (b"[" * 200_000, b"[" * 1_000_000, (each for each in [b"[" * 300_000])):
-            reply = client.post(f"/v2/models/{MODEL}/{verb}", body, hidden)
-            assert (reply.status, reply.json()["code"]) == (400, "InvalidRequest")
-    assert asyncio.run(ask(own.http, honest())) == "200"
-    assert not own.events("triton.exited")
+    check_refused(own, f"/v2/models/{MODEL}/{verb}", bodies, **hidden)
 
 
 @pytest.mark.parametrize("shape", [[2**33], [2**40], [2**62], [65536, 65536]])
 def test_a_shape_that_triton_has_no_memory_for_is_refused(own, shape) -> None:
     tensor = {"name": "IN", "datatype": "FP32", "shape": shape, "data": [1]}
-    text = json.dumps({"inputs": [tensor]}).replace("shape", "sh\\u0061pe")
-    with closing(own.client()) as client:
-        for body in ({"inputs": [tensor]}, text.encode(), (each for each in [text.encode()])):
-            reply = client.post(f"/v2/models/{MODEL}/infer", body)
-            assert (reply.status, reply.json()["code"]) == (400, "InvalidRequest")
-    assert asyncio.run(ask(own.http, honest())) == "200"
-    assert not own.events("triton.exited")
+    text = json.dumps({"inputs": [tensor]}).replace("shape", "sh\\u0061pe").encode()
+    check_refused(own, f"/v2/models/{MODEL}/infer", [{"inputs": [tensor]}, text, iter([text])])

@@ -125,16 +125,6 @@ def test_the_sample_file_is_a_request_as_it_is(examples, triton):
 
 
 @pytest.mark.triton
-@pytest.mark.parametrize("name", ["identity", "hungry_declared"])
-def test_identity_gives_back_every_bit(examples, name):
-    special = np.array([0.0, -0.0, np.nan, np.inf, -np.inf, 1e-45, 3.4e38], np.float32)
-    random = np.frombuffer(np.random.default_rng(1).bytes(4 * 1000), np.float32)
-    sent = np.concatenate([special, random])
-    examples.load(name)
-    assert examples.infer(name, IN=sent).as_numpy("OUT").tobytes() == sent.tobytes()
-
-
-@pytest.mark.triton
 def test_of_three_hungry_models_loaded_at_once_two_fit(examples):
     def failure_of_load(name: str) -> str:
         try:

@@ -6,7 +6,7 @@ import asyncio
 import gc
 import sys
 import weakref
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 
 import grpc
@@ -19,7 +19,7 @@ from adapter.frontends.access import Access
 from adapter.frontends.admin.pages import application
 from adapter.frontends.bodies import Limits
 from adapter.frontends.grpc import streams
-from adapter.frontends.grpc.calls import GrpcCall, GrpcCalls, MessageLimits
+from adapter.frontends.grpc.calls import GrpcCalls, MessageLimits
 from adapter.frontends.http.head import MisreadHead
 from adapter.frontends.routes import Scope
 from adapter.telemetry.metrics import Metrics
@@ -31,7 +31,6 @@ from tests.frontends.grpc.proxy_listener import (
     proxy_before,
     request_of,
 )
-from tests.frontends.grpc.test_calls import METHOD, serving
 from tests.frontends.http.listener import ANYWHERE, HANDLED, PLANNED, head, opened, request, until
 from tests.grpc_calls import SERVICE
 
@@ -204,17 +203,6 @@ async def test_a_message_of_a_stream_that_is_refused_is_not_kept(kept, monkeypat
         (held,), bare = messages, bytes(1000)
         messages.clear()
         await until(lambda: sys.getrefcount(held) == sys.getrefcount(bare))
-
-
-async def test_an_error_that_ends_a_stream_is_not_kept(kept):
-    async def act(requests: AsyncIterator[bytes], _: GrpcCall) -> None:
-        async for _ in requests:
-            raise AdapterError("refused")
-
-    async with serving(Metrics(), act) as address, channel_to(address) as channel:
-        call = channel.stream_stream(f"/a.Service/{METHOD}")(iter([b"x"]))
-        assert await call.code() is grpc.StatusCode.INTERNAL
-        await kept.until_none()
 
 
 async def test_an_error_of_an_operators_listener_is_not_kept(kept):

@@ -4,12 +4,11 @@ from contextlib import closing
 
 import pytest
 
-from tests.openapi.document import load, operations
+from tests.openapi.document import DOCUMENT, operations
 from tests.running import Client, RunningAdapter
 
 pytestmark = pytest.mark.triton
 
-DOCUMENT = load()
 METHODS = ("GET", "PUT", "POST", "DELETE", "OPTIONS", "PATCH", "TRACE")
 # Where a name is needed: one that no model has will do, as methods are looked at first.
 NAMES = {"NAME": "nobody", "VERSION": "1", "REGION": "r", "ENDPOINT": "e"}

@@ -266,9 +266,12 @@ def data_frames(
     ]
 
 
-def status(block: bytes) -> int:
+CODES = {code.value[0]: code.name for code in grpc.StatusCode}
+
+
+def status(block: bytes) -> str:
     """Return the gRPC status of trailers as the adapter writes them."""
-    return int(block.split(b"grpc-status")[1][1:3].lstrip(b"\1\2").split(b"\0")[0])
+    return CODES[int(block.split(b"grpc-status")[1][1:3].lstrip(b"\1\2").split(b"\0")[0])]
 
 
 @dataclass

@@ -4,7 +4,6 @@ import gzip
 import random
 import zlib
 
-import grpc
 import pytest
 
 from adapter.relay import frames
@@ -20,7 +19,6 @@ from tests.frontends.grpc.proxy_listener import (
     wire_to,
 )
 
-RESOURCE_EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]
 KIB = 2**10
 ENCODERS = {b"gzip": gzip.compress, b"deflate": zlib.compress}
 
@@ -50,7 +48,7 @@ async def test_small_compressed_request_goes_to_triton_directly(proxy, encoding,
     message = request_of("m", 1.0, 2.0, id="7")
     data = compressed(ENCODERS[encoding](message))
     answer, trailers = await call(proxy, data, encoding, piece_bytes)
-    assert status(trailers) == 0
+    assert status(trailers) == "OK"
     assert answer[5:] == await echo(message, None)
     assert proxy.counted("OK") == 1
     await proxy.until_at_rest()
@@ -60,7 +58,7 @@ async def test_plain_request_of_compressing_client_goes_directly(proxy):
     """A client may send messages as they are though its header names an encoding."""
     message = request_of("m", 1.0)
     answer, trailers = await call(proxy, prefixed(message), b"gzip")
-    assert (status(trailers), answer[5:]) == (0, await echo(message, None))
+    assert (status(trailers), answer[5:]) == ("OK", await echo(message, None))
     assert proxy.counted("OK") == 1
 
 
@@ -74,7 +72,7 @@ async def test_large_compressed_request_goes_to_fallback_server(proxy):
     for name, message in cases.items():
         with case(name):
             answer, trailers = await call(proxy, compressed(gzip.compress(message)), b"gzip")
-            assert (status(trailers), answer[5:]) == (0, await echo(message, None))
+            assert (status(trailers), answer[5:]) == ("OK", await echo(message, None))
             assert not proxy.counted("OK")
             await proxy.until_at_rest()
 
@@ -83,14 +81,14 @@ async def test_compressed_request_of_renamed_model_is_answered(proxy):
     """The fallback server gets it decompressed: content-length does not fit any more."""
     message = request_of("team/a", 1.0)
     answer, trailers = await call(proxy, compressed(gzip.compress(message)), b"gzip")
-    assert status(trailers) == 0
+    assert status(trailers) == "OK"
     assert b"team/a" in answer
 
 
 async def test_compressed_request_over_limit_is_refused(proxy):
     data = compressed(gzip.compress(request_of("m", *[1.0] * (10 * KIB * KIB))))
     _, trailers = await call(proxy, data, b"gzip")
-    assert status(trailers) == RESOURCE_EXHAUSTED
+    assert status(trailers) == "RESOURCE_EXHAUSTED"
     await proxy.until_at_rest()
 
 
@@ -110,7 +108,7 @@ async def test_badly_compressed_request_is_refused_and_others_go_on(proxy):
     for name, (data, encoding) in cases.items():
         with case(name):
             _, trailers = await call(proxy, data, encoding)
-            assert status(trailers) != 0
+            assert status(trailers) != "OK"
             _, trailers = await call(proxy, compressed(good), b"gzip")
-            assert status(trailers) == 0
+            assert status(trailers) == "OK"
     await proxy.until_at_rest()

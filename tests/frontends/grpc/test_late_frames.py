@@ -6,7 +6,6 @@ same connection is answered by the adapter too.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from contextlib import closing
 from itertools import product
 
@@ -45,51 +44,31 @@ TABLE_TRAILERS = b"\x40\x06x-late\x011"
 FIRST_OF_TABLE = b"\xbe"
 
 
-async def reset_incomplete(wire: Wire) -> None:
-    wire.send(begin(ENDED), frames.reset(ENDED, Code.CANCEL))
-
-
-async def reset_complete(wire: Wire) -> None:
-    wire.send(request(ENDED), frames.reset(ENDED, Code.CANCEL))
-
-
-async def reset_half_sent(wire: Wire) -> None:
-    half = frame(frames.DATA, 0, ENDED, prefixed(request_of())[:20])
-    wire.send(begin(ENDED), half, frames.reset(ENDED, Code.CANCEL))
-
-
-async def send_whole(wire: Wire) -> None:
-    wire.send(request(ENDED))
-
-
-async def be_answered(wire: Wire) -> None:
-    wire.send(request(ENDED))
-    await wire.answer(ENDED)
-
-
-async def be_answered_early(wire: Wire) -> None:
-    wire.send(begin(ENDED, "/nobody.Serves/This"))
-    await wire.answer(ENDED)
-
-
-async def be_ended_by_its_deadline(wire: Wire) -> None:
-    """Wait for RST_STREAM or trailers: servers differ in what they send."""
-    wire.send(begin(ENDED, INFER, (b"grpc-timeout", b"50m")))
-    while (found := await wire.next()) is not None:
-        if found[0] in {frames.RST_STREAM, frames.HEADERS} and found[2] == ENDED:
-            return
-    raise AssertionError(f"no end of {ENDED} in {wire.got}")
-
-
-ENDINGS: dict[str, Callable[[Wire], Awaitable[None]]] = {
-    "the client resets a request without DATA": reset_incomplete,
-    "the client resets half a request": reset_half_sent,
-    "the client resets a complete request": reset_complete,
-    "the client has sent END_STREAM": send_whole,
-    "the answer is complete": be_answered,
-    "the answer is complete before the request": be_answered_early,
-    "its deadline passes": be_ended_by_its_deadline,
+HALF = frame(frames.DATA, 0, ENDED, prefixed(request_of())[:20])
+RESET = frames.reset(ENDED, Code.CANCEL)
+# what a client sends, and whether the server ends the stream then
+ENDINGS: dict[str, tuple[bytes, bool]] = {
+    "the client resets a request without DATA": (begin(ENDED) + RESET, False),
+    "the client resets half a request": (begin(ENDED) + HALF + RESET, False),
+    "the client resets a complete request": (request(ENDED) + RESET, False),
+    "the client has sent END_STREAM": (request(ENDED), False),
+    "the answer is complete": (request(ENDED), True),
+    "the answer is complete before the request": (begin(ENDED, "/nobody.Serves/This"), True),
+    "its deadline passes": (begin(ENDED, INFER, (b"grpc-timeout", b"50m")), True),
 }
+
+
+async def end(wire: Wire, way: str) -> None:
+    sent, is_ended_by_server = ENDINGS[way]
+    wire.send(sent)
+    while is_ended_by_server:
+        found = await wire.next()
+        assert found is not None, f"no end of {ENDED} in {wire.got}"
+        kind, flags, stream_id, _ = found
+        is_last = kind == frames.RST_STREAM or (kind == frames.HEADERS and flags & 1)
+        is_ended_by_server = not (stream_id == ENDED and is_last)
+
+
 LATE = {
     "DATA": complete(ENDED),
     "DATA without END_STREAM": frame(frames.DATA, 0, ENDED, prefixed(request_of())),
@@ -105,17 +84,17 @@ LATE = {
     "HEADERS of a request": begin(ENDED),
     "WINDOW_UPDATE": frames.window_update(ENDED, 100),
     "PRIORITY": frame(frames.PRIORITY, 0, ENDED, bytes(5)),
-    "RST_STREAM": frames.reset(ENDED, Code.CANCEL),
-    "RST_STREAM, then DATA": frames.reset(ENDED, Code.CANCEL) + complete(ENDED),
+    "RST_STREAM": RESET,
+    "RST_STREAM, then DATA": RESET + complete(ENDED),
 }
 
 
-async def innocents_are_answered(address: str, end: str, late: str) -> bool:
+async def innocents_are_answered(address: str, way: str, late: str) -> bool:
     """Whether the calls before and behind these frames on one connection succeed."""
     async with wire_to(address) as wire:
         wire.greet()
         wire.send(begin(EARLIER))
-        await ENDINGS[end](wire)
+        await end(wire, way)
         wire.send(LATE[late], complete(EARLIER), request(LATER))
         return await statuses(wire, EARLIER, LATER) == {EARLIER: OK, LATER: OK}
 
@@ -143,15 +122,15 @@ async def statuses(wire: Wire, *stream_ids: int) -> dict[int, bytes]:
 
 
 async def test_late_frames_cost_no_other_call(proxy):
-    for end, late in product(ENDINGS, LATE):
-        with case(end, late):
-            assert await innocents_are_answered(proxy.address, end, late)
+    for way, late in product(ENDINGS, LATE):
+        with case(way, late):
+            assert await innocents_are_answered(proxy.address, way, late)
     await proxy.until_free("m")
 
 
 async def test_late_data_is_answered_by_one_reset(proxy, wire):
     """RFC 9113 section 5.4.2: a second RST_STREAM could cross with another one for ever."""
-    await reset_incomplete(wire)
+    wire.send(begin(ENDED), RESET)
     wire.send(LATE["DATA without END_STREAM"] * 5, request(LATER))
     assert await statuses(wire, LATER) == {LATER: OK}
     assert [frame[2] for frame in wire.got if frame[0] == frames.RST_STREAM] == [ENDED]
@@ -175,7 +154,7 @@ async def test_late_trailers_still_change_the_table(proxy):
     async with wire_to(proxy.address) as wire:
         wire.send(frames.PREFACE, frames.settings({}))
         wire.send(frames.header_block(ENDED, head_of()[1:], end=False))
-        wire.send(frames.reset(ENDED, Code.CANCEL), trailers, again, complete(LATER))
+        wire.send(RESET, trailers, again, complete(LATER))
         assert await statuses(wire, LATER) == {LATER: OK}
 
 
@@ -197,7 +176,7 @@ async def test_floods_of_late_frames_end_their_connection(proxy):
             with case(name):
                 async with wire_to(proxy.address) as wire:
                     wire.greet()
-                    await reset_incomplete(wire)
+                    wire.send(begin(ENDED), RESET)
                     wire.send(late * FLOOD_FRAMES)
                     assert await wire.ended_with() == Code.ENHANCE_YOUR_CALM
                 await others.unary_unary(INFER)(request_of())
@@ -266,11 +245,11 @@ def adapter(tmp_path_factory):
 def test_late_frames_cost_what_they_cost_at_triton(adapter, listener):
     async def compare_all() -> None:
         answered = 0
-        for end, late in product(ENDINGS, LATE):
-            with case(end, late):
-                if await innocents_are_answered(adapter.grpc_address, end, late):
+        for way, late in product(ENDINGS, LATE):
+            with case(way, late):
+                if await innocents_are_answered(adapter.grpc_address, way, late):
                     answered += 1
-                    assert await innocents_are_answered(adapter.listeners[listener], end, late)
+                    assert await innocents_are_answered(adapter.listeners[listener], way, late)
         # Triton 2.51 ends the connection for CONTINUATION of a closed stream, and for nothing else
         assert answered >= len(ENDINGS) * (len(LATE) - 1)
 

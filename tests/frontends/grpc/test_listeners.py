@@ -5,7 +5,7 @@ import shutil
 import socket
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import grpc
@@ -109,27 +109,6 @@ async def test_a_socket_that_a_killed_run_left_is_taken_over(listeners, proxy, f
     assert await asked(listeners.addresses["grpc"]) == b"x"
     await listeners.close()
     assert list(folder.iterdir()) == []
-
-
-async def test_calls_in_flight_end_and_new_ones_find_the_listener_closed(listeners, proxy):
-    service = Waiting()
-    await listeners.open_grpc("grpc", parse_address("127.0.0.1:0"), [service.handler], proxy)
-    address = listeners.addresses["grpc"]
-    call = asyncio.create_task(asked(address, b"in flight"))
-    await service.reached.wait()
-    closing = asyncio.create_task(listeners.close())
-    with suppress(ConnectionError):
-        while True:  # until the listener is closed: a call before that would be in flight, too
-            _, writer = await asyncio.open_connection(*address.split(":"))
-            writer.close()
-
-    with pytest.raises(grpc.aio.AioRpcError) as late:
-        await asked(address)
-    assert late.value.code() is grpc.StatusCode.UNAVAILABLE
-    assert not closing.done()
-    service.let_go.set()
-    assert await call == b"in flight"
-    await closing
 
 
 async def test_a_listener_that_is_off_is_not_opened(listeners, proxy):

@@ -2,7 +2,6 @@
 
 import asyncio
 
-import grpc
 import pytest
 
 from adapter.relay import frames
@@ -39,7 +38,7 @@ async def test_the_callers_limit_of_time_is_kept_though_the_caller_waits(
     wire.send(complete(1))
     triton = await upstream.accepted()
     _, trailers = await wire.answer(1)
-    assert status(trailers) == grpc.StatusCode.DEADLINE_EXCEEDED.value[0]
+    assert status(trailers) == "DEADLINE_EXCEEDED"
     assert b"BackendTimeout: the caller's deadline has passed" in trailers
     assert (proxy.in_flight("m"), proxy.abandoned("m")) == (1, 1)
     triton.send(answer(1))
@@ -59,7 +58,7 @@ async def test_an_answer_that_stands_still_is_given_up_in_time():
         triton.send(frames.header_block(1, HEAD, end=False))
         triton.send(frame(frames.DATA, 0, 1, b"\0\0\0\0\x09begun"))
         _, trailers = await wire.answer(1)
-        assert status(trailers) == grpc.StatusCode.DEADLINE_EXCEEDED.value[0]
+        assert status(trailers) == "DEADLINE_EXCEEDED"
         assert b"BackendTimeout: no answer from Triton within 0.5 s" in trailers
         assert (proxy.in_flight("m"), proxy.abandoned("m")) == (1, 1)
         triton.send(frame(frames.DATA, 0, 1, b"late"), frames.header_block(1, GOOD, end=True))
@@ -73,7 +72,7 @@ async def test_a_request_that_does_not_come_is_given_up_in_time():
         wire.send(begin(1))
         wire.send(frame(frames.DATA, 0, 1, b"\0"))
         _, trailers = await wire.answer(1)
-        assert status(trailers) == grpc.StatusCode.DEADLINE_EXCEEDED.value[0]
+        assert status(trailers) == "DEADLINE_EXCEEDED"
         assert b"BackendTimeout: the request did not come in time" in trailers
 
 
@@ -85,7 +84,7 @@ async def test_tritons_goaway_lets_calls_end_then_reconnects(proxy, upstream, wi
     triton.send(goaway(2**31 - 1))  # as grpc announces that it will go
     triton.send(goaway(3))
     _, trailers = await wire.answer(5)
-    assert status(trailers) == grpc.StatusCode.UNAVAILABLE.value[0]
+    assert status(trailers) == "UNAVAILABLE"
     wire.send(request(7))
     second = await upstream.accepted()
     await second.until(frames.DATA, 1)
@@ -114,7 +113,7 @@ async def test_triton_dying_amid_an_answer_is_unavailable(proxy, upstream, wire)
     await wire.until(frames.HEADERS, 3)
     triton.writer.close()
     _, trailers = await wire.answer(3)
-    assert status(trailers) == grpc.StatusCode.UNAVAILABLE.value[0]
+    assert status(trailers) == "UNAVAILABLE"
     wire.send(complete(1))
     second = await upstream.accepted()
     await second.until(frames.DATA, 1)
@@ -236,7 +235,7 @@ async def test_the_reserved_bit_of_a_streams_number_is_ignored(proxy, wire, mask
         frame(frames.HEADERS, frames.END_HEADERS, 1 | of_head, head_of()),
         complete(1 | of_data, name),
     )
-    assert status((await wire.answer(1))[1]) == 0
+    assert status((await wire.answer(1))[1]) == "OK"
 
 
 async def test_failing_look_spares_other_connections_time_limits(caplog):
@@ -256,7 +255,7 @@ async def test_failing_look_spares_other_connections_time_limits(caplog):
         async with asyncio.timeout(10):
             await asyncio.wait(told, return_when=asyncio.FIRST_COMPLETED)
         (done,) = [task for task in told if task.done()]
-        assert status(done.result()[1]) == grpc.StatusCode.DEADLINE_EXCEEDED.value[0]
+        assert status(done.result()[1]) == "DEADLINE_EXCEEDED"
         assert "request.failed" in {record.message for record in caplog.records}
         odd.streams[1].deadline = 0.0
         await asyncio.gather(*told)

@@ -19,7 +19,6 @@ from tests.frontends.grpc.proxy_listener import (
     STREAM,
     begin,
     big_request,
-    channel_to,
     complete,
     echo,
     frame,
@@ -281,23 +280,3 @@ async def test_small_calls_one_after_the_other_are_no_flood_however_many(proxy, 
 async def test_a_large_message_in_frames_of_16_kib_is_no_flood(proxy, channel):
     message = big_request("m", 16 * MIB)
     assert await channel.unary_unary(INFER)(message)
-
-
-@pytest.mark.usefixtures("one_second")
-@pytest.mark.slow
-async def test_a_stream_of_small_messages_is_no_flood():
-    count = 500
-
-    async def act(requests, _):
-        async for message in requests:
-            yield pb.ModelStreamInferResponse(error_message=str(len(message))).SerializeToString()
-
-    async def messages():
-        for i in range(count):
-            yield request_of("m", float(i))
-
-    async with proxy_before(act) as proxy, channel_to(proxy.address) as channel:
-        answers = [answer async for answer in channel.stream_stream(STREAM)(messages())]
-        (session,) = proxy.server._sessions
-        assert len(answers) == count
-        assert session.glitches < count

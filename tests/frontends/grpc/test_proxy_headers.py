@@ -27,8 +27,6 @@ from tests.frontends.grpc.proxy_listener import (
 )
 from tests.grpc_calls import SERVICE
 
-INVALID_ARGUMENT, RESOURCE_EXHAUSTED, UNIMPLEMENTED, INTERNAL = 3, 8, 12, 13
-
 ODD = {
     "binary that is not base64": (b"trace-bin", b"!!!"),
     "binary of an odd length": (b"trace-bin", b"A"),
@@ -61,8 +59,8 @@ async def test_unknown_encoding_is_told_the_known_ones(proxy, wire, path):
     wire.send(begin(1, path, UNKNOWN_ENCODING))
     wire.send(complete(1))
     _, block = await wire.answer(1)
+    assert status(block) == "UNIMPLEMENTED"
     trailers = dict(Decoder().decode(block, raw=True))
-    assert trailers[b"grpc-status"] == b"%d" % UNIMPLEMENTED
     assert trailers[b"grpc-accept-encoding"] == b"identity,deflate,gzip"
     assert b"'snappy'" in trailers[b"grpc-message"]
     assert b"identity, deflate and gzip" in trailers[b"grpc-message"]
@@ -75,7 +73,7 @@ async def test_odd_headers_are_the_callers_fault_and_others_go_on(proxy, wire, p
     for number, (name, odd) in enumerate(ODD.items()):
         with case(name):
             _, trailers = await answered(wire, 4 * number + 1, head_of(path, odd))
-            assert status(trailers) == INVALID_ARGUMENT
+            assert status(trailers) == "INVALID_ARGUMENT"
             assert odd[0] in trailers
             data, _ = await answered(wire, 4 * number + 3, head_of(INFER))
             assert len(data) > 5
@@ -88,7 +86,7 @@ async def test_a_call_without_te_trailers_is_told_so(proxy, wire, path):
     head = [(b":method", b"POST"), (b":scheme", b"http"), (b":path", path.encode())]
     head += [(b":authority", b"x"), (b"content-type", b"application/grpc")]
     _, trailers = await answered(wire, 1, b"\x20" + encoded(head))
-    assert status(trailers) == INVALID_ARGUMENT
+    assert status(trailers) == "INVALID_ARGUMENT"
     assert b"te must be trailers" in trailers
 
 
@@ -99,7 +97,7 @@ async def test_unknown_compressed_flag_is_refused(proxy, wire, path):
     wire.send(begin(1, path))
     wire.send(frame(frames.DATA, frames.END_STREAM, 1, message))
     data, trailers = await wire.answer(1)
-    assert (data, status(trailers)) == (b"", UNIMPLEMENTED)
+    assert (data, status(trailers)) == (b"", "UNIMPLEMENTED")
     assert b"compressed flag 2" in trailers
     assert len((await answered(wire, 3, head_of(INFER)))[0]) > 5
     assert proxy.in_flight("m") == 0
@@ -108,7 +106,7 @@ async def test_unknown_compressed_flag_is_refused(proxy, wire, path):
 async def test_a_long_name_of_a_header_is_cut_in_the_error(proxy, wire):
     for number, name in enumerate((b"a" * 9000 + b"-bin", b"a/" * 4500)):
         _, trailers = await answered(wire, 2 * number + 1, head_of(INFER, (name, b"!!")))
-        assert status(trailers) == INVALID_ARGUMENT
+        assert status(trailers) == "INVALID_ARGUMENT"
         assert len(trailers) < SHORT
 
 
@@ -164,7 +162,7 @@ async def test_grpc_itself_takes_the_same_headers(grpc_itself):
             with case(more):
                 wire.greet()
                 data, trailers = await answered(wire, 1, head_of(INFER, more))
-                assert status(trailers) == (0 if more in FINE.values() else INTERNAL)
+                assert status(trailers) == ("OK" if more in FINE.values() else "INTERNAL")
                 assert bool(data) is (more in FINE.values())
 
 
@@ -199,7 +197,7 @@ async def test_headers_over_the_limit_fail_their_call_and_others_go_on(
         told = dict(Decoder().decode(found[3], raw=True))
         if is_grpc:
             assert (told[b":status"], found[1] & frames.END_STREAM) == (b"200", frames.END_STREAM)
-            assert int(told[b"grpc-status"]) == RESOURCE_EXHAUSTED
+            assert status(found[3]) == "RESOURCE_EXHAUSTED"
             assert proxy.counted("RESOURCE_EXHAUSTED") == 1
         else:
             assert told[b":status"] == b"431"
@@ -232,7 +230,7 @@ async def test_a_call_whose_time_is_up_when_it_comes_is_late(proxy, wire):
     wire.send(frames.header_block(1, block, end=False))
     wire.send(complete(1))
     _, trailers = await wire.answer(1)
-    assert status(trailers) == grpc.StatusCode.DEADLINE_EXCEEDED.value[0]
+    assert status(trailers) == "DEADLINE_EXCEEDED"
     assert proxy.methods == set()
 
 

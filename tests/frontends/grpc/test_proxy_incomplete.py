@@ -2,7 +2,6 @@
 
 import gzip
 
-import grpc
 import pytest
 
 from adapter.relay import frames
@@ -24,9 +23,6 @@ from tests.frontends.grpc.proxy_listener import (
 )
 from tests.grpc_calls import SERVICE
 
-INTERNAL, DEADLINE_EXCEEDED = (
-    code.value[0] for code in (grpc.StatusCode.INTERNAL, grpc.StatusCode.DEADLINE_EXCEEDED)
-)
 READY = f"/{SERVICE}/ModelReady"
 LOAD = f"/{SERVICE}/RepositoryModelLoad"
 LIVE = f"/{SERVICE}/ServerLive"
@@ -59,7 +55,7 @@ async def test_a_message_that_breaks_off_is_answered_at_once(proxy, path):
     for size in (0, 1, 3, 5, 6, 9, 10, 20, len(MESSAGE) - 1):
         with case(size):
             trailers = await answered(proxy, path, [MESSAGE[:size]])
-            assert status(trailers) == INTERNAL
+            assert status(trailers) == "INTERNAL"
             assert b"before its message was complete" in trailers
             await proxy.until_at_rest()
 
@@ -67,7 +63,7 @@ async def test_a_message_that_breaks_off_is_answered_at_once(proxy, path):
 @pytest.mark.parametrize("path", [INFER, READY])
 async def test_a_call_without_a_message_is_answered_at_once(proxy, path):
     trailers = await answered(proxy, path, [])
-    assert status(trailers) == INTERNAL
+    assert status(trailers) == "INTERNAL"
     assert b"the request ended after 0 bytes" in trailers
 
 
@@ -77,7 +73,7 @@ async def test_a_message_of_many_frames_that_breaks_off_is_answered_at_once(prox
     message = prefixed(request_of(name, *[1.0] * 100_000))[:-2]
     pieces = [message[at : at + 2**14] for at in range(0, len(message), 2**14)]
     trailers = await answered(proxy, INFER, [*pieces, last])
-    assert status(trailers) == INTERNAL
+    assert status(trailers) == "INTERNAL"
     assert b"before its message was complete" in trailers
     await proxy.until_at_rest()
 
@@ -99,8 +95,8 @@ async def test_a_message_that_cannot_be_unpacked_is_answered(proxy, path):
 
 async def test_a_stream_without_messages_is_answered_as_it_was():
     async with proxy_before(silent) as proxy:
-        assert status(await answered(proxy, STREAM, [b""])) == 0
-        assert status(await answered(proxy, STREAM, [])) == 0
+        assert status(await answered(proxy, STREAM, [b""])) == "OK"
+        assert status(await answered(proxy, STREAM, [])) == "OK"
 
 
 @pytest.mark.parametrize("size", [3, 20])
@@ -113,7 +109,7 @@ async def test_large_unfinished_message_is_given_up():
     async with proxy_before(echo, timeout_seconds=0.5) as proxy:
         pieces = [LARGE[at : at + 2**14] for at in range(0, 300_000, 2**14)]
         trailers = await answered(proxy, READY, pieces, end=False)
-        assert status(trailers) == DEADLINE_EXCEEDED
+        assert status(trailers) == "DEADLINE_EXCEEDED"
         assert b"BackendTimeout: the request did not come in time" in trailers
 
 

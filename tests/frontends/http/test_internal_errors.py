@@ -6,7 +6,6 @@ import pytest
 
 from adapter.control.triton import RequestFailures
 from adapter.frontends.http.answers import StreamedAnswer
-from adapter.frontends.http.inference import Inference
 from adapter.triton.connection import Connection
 from tests.fakes.http_triton import says
 from tests.frontends.http.listener import (
@@ -29,37 +28,17 @@ def forgets(listener, monkeypatch):
     monkeypatch.setattr(listener.fakes.control.registry, "serving", raises_at_once)
 
 
-def looks_badly(listener, monkeypatch):
-    monkeypatch.setattr(listener.server.parts.dataplane, "check", raises_at_once)
-
-
-def finds_no_upstream(listener, monkeypatch):
-    monkeypatch.setattr(listener.server.parts.dataplane, "take_idle", raises_at_once)
-
-
 def judges_badly(listener, monkeypatch):
     """Only what Triton refuses is judged."""
     monkeypatch.setattr(RequestFailures, "judge", raises)
-
     listener.upstream.script = says(b'HTTP/1.1 500 No\r\nContent-Length: 13\r\n\r\n{"error":"x"}')
 
 
-def begins_badly(listener, monkeypatch):
+def begins_badly(_, monkeypatch):
     monkeypatch.setattr(Connection, "begin", raises_at_once)
 
 
-def writes_no_head(listener, monkeypatch):
-    monkeypatch.setattr(Inference, "_begin_answer", raises_at_once)
-
-
-FAULTS = (
-    forgets,
-    looks_badly,
-    finds_no_upstream,
-    judges_badly,
-    begins_badly,
-    writes_no_head,
-)
+FAULTS = (forgets, judges_badly, begins_badly)
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
@@ -80,7 +59,7 @@ async def test_bug_in_inference_is_500_and_logged(listener, caller, fault, caplo
     assert (record.listener, record.method, record.status) == ("http", "POST", 500)
 
 
-@pytest.mark.parametrize("fault", [forgets, finds_no_upstream, begins_badly])
+@pytest.mark.parametrize("fault", [forgets, begins_badly])
 async def test_bug_before_large_body_ends_the_connection(listener, caller, fault, monkeypatch):
     fault(listener, monkeypatch)
     await caller.send(head(PLANNED, f"Content-Length: {MIB}") + bytes(1000))
