@@ -75,6 +75,12 @@ class ScriptedTriton:
         wire.send(frames.settings(settings or {}))
         return wire
 
+    async def asked(self) -> Wire:
+        """As `accepted`; of the first request on it DATA has come."""
+        wire = await self.accepted()
+        await wire.until(frames.DATA, 1)
+        return wire
+
 
 @asynccontextmanager
 async def scripted_triton(proxy: ProxySetup) -> AsyncIterator[ScriptedTriton]:

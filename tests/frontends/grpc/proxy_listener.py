@@ -24,6 +24,7 @@ from adapter.relay.flow_control import STREAM_WINDOW
 from adapter.relay.headers import encoded
 from adapter.relay.listener import RelayListener, connect_to
 from adapter.relay.policy import RelayContext
+from adapter.relay.session import RelaySession
 from adapter.runtime.byte_budget import ByteBudget
 from adapter.triton.grpc import GrpcDataPlane
 from tests.fakes.control import ControlOnFakes
@@ -50,8 +51,18 @@ class ProxySetup:
     shed: list[str] = field(default_factory=list)
 
     @property
+    def context(self) -> RelayContext:
+        return self.server._context
+
+    @property
     def budget(self) -> ByteBudget:
-        return self.server._context.budget
+        return self.context.budget
+
+    @property
+    def session(self) -> RelaySession:
+        """The only connection that there is."""
+        (session,) = self.server._sessions
+        return session
 
     def in_flight(self, name: str) -> int:
         return self.fakes.control.registry.serving(name).usage.in_flight
@@ -88,7 +99,7 @@ class ProxySetup:
             assert session.upstreams == []
             assert session.buffered == 0
         assert self.budget.held == 0
-        await until(lambda: not self.server._context.tasks)
+        await until(lambda: not self.context.tasks)
 
 
 async def until(condition: Callable[[], object], seconds: float = SECONDS) -> None:

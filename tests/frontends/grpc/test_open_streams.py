@@ -171,7 +171,7 @@ async def test_a_connection_to_the_server_behind_that_breaks_ends_its_streams():
         wire.greet()
         wire.send(begin(1, STREAM))
         await until(lambda: proxy.budget.held == 2**16)
-        (session,) = proxy.server._sessions
+        session = proxy.session
         await until(lambda: session.upstreams[0].was_open)
         session.upstreams[0].close()
         session.flush()

@@ -103,8 +103,7 @@ async def test_triton_dying_amid_an_answer_is_unavailable(proxy, upstream, wire)
     wire.send(frames.settings({frames.INITIAL_WINDOW_SIZE: 2**20}))
     wire.send(frames.window_update(0, 2**20), begin(1))
     wire.send(request(3))
-    triton = await upstream.accepted()
-    await triton.until(frames.DATA, 1)
+    triton = await upstream.asked()
     triton.send(frames.header_block(1, HEAD, end=False))
     half = b"\0" + (99_995).to_bytes(4, "big") + bytes(49_995)
     triton.send(
@@ -186,12 +185,11 @@ async def test_other_methods_never_reach_triton(method):
 async def test_a_slow_reader_gets_all_of_its_answer_though_the_proxy_closes(proxy, upstream, wire):
     wire.send(frames.settings({frames.INITIAL_WINDOW_SIZE: 2**31 - 1}))
     wire.send(frames.window_update(0, 2**30), request(1))
-    triton = await upstream.accepted()
-    await triton.until(frames.DATA, 1)
+    triton = await upstream.asked()
     wire.reader._transport.pause_reading()
     whole = b"\0" + (2**23).to_bytes(4, "big") + bytes(2**23)
     pouring = asyncio.create_task(pour(triton, 1, whole))
-    (session,) = proxy.server._sessions
+    session = proxy.session
     async with asyncio.timeout(10):
         while not session.is_paused:  # noqa: ASYNC110
             await asyncio.sleep(0.01)

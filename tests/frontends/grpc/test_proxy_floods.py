@@ -64,7 +64,7 @@ async def blocked_answers(monkeypatch):
             await triton.until(frames.DATA, stream_id)
         triton.send(*(answer(stream_id, b"x" * 10) for stream_id in ids))
         await wire.until(frames.HEADERS, ids[-1])
-        (session,) = proxy.server._sessions
+        session = proxy.session
         yield wire, session
 
 
@@ -182,7 +182,7 @@ async def test_small_frames_end_their_connection_however_slowly_they_come(proxy,
     twice = begin(3, STREAM)
     wire.send(twice, twice)
     await wire.until(frames.RST_STREAM, 3)
-    (session,) = proxy.server._sessions
+    session = proxy.session
     for _ in range(20):
         session.check_connection()  # as each second
         wire.send(one * 100, frames.ping(b"all here"))
@@ -220,7 +220,7 @@ async def test_an_idle_client_may_ping_for_ever(proxy, wire):
     for _ in range(2000):
         wire.send(frames.ping(bytes(8)))
         await wire.until(frames.PING)
-        (session,) = proxy.server._sessions
+        session = proxy.session
         session.check_connection()
 
 

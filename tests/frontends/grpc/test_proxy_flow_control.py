@@ -92,8 +92,7 @@ async def test_a_tensor_of_600_kib_may_come_without_a_pause(proxy, upstream, wir
 async def test_large_frames_are_cut_for_the_caller(proxy, upstream, wire, size):
     wire.widen()
     wire.send(request(1))
-    triton = await upstream.accepted()
-    await triton.until(frames.DATA, 1)
+    triton = await upstream.asked()
     said = bytes(at % 251 for at in range(size - 5))
     triton.send(answer(1, said))
     assert (await wire.answer(1))[0][5:] == said
@@ -138,8 +137,7 @@ async def test_answers_of_both_never_overrun_the_window_and_all_arrive():
 async def test_closing_listener_waits_for_closed_windows(proxy, upstream, wire):
     wire.send(frames.settings({frames.INITIAL_WINDOW_SIZE: 10_000}))
     wire.send(request(1))
-    triton = await upstream.accepted()
-    await triton.until(frames.DATA, 1)
+    triton = await upstream.asked()
     triton.send(answer(1, bytes(16_000)))
     got = len((await wire.until(frames.DATA, 1))[2])
     assert got == 10_000
@@ -233,8 +231,7 @@ async def test_triton_hears_of_a_small_request_when_all_of_it_is_here(proxy, ups
     wire.send(begin(3))
     wire.send(frames.reset(1, Code.CANCEL))
     wire.send(complete(3))
-    triton = await upstream.accepted()
-    await triton.until(frames.DATA, 1)
+    triton = await upstream.asked()
     triton.send(answer(1, b"three"))
     assert (await wire.answer(3))[0][5:] == b"three"
     await untouched(triton)

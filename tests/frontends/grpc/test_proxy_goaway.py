@@ -86,7 +86,7 @@ async def test_renewed_connection_ends_with_its_calls(proxy, wire):
 async def test_unix_sockets_keep_their_connections(proxy, tmp_path):
     """ModelMesh, which has no load balancer in between, may never connect anew."""
     path = str(tmp_path / "s")
-    server = RelayListener(proxy.server._context)
+    server = RelayListener(proxy.context)
     await server.listen("", 0, path)
     try:
         wire = Wire(*await asyncio.open_unix_connection(path))

@@ -63,12 +63,11 @@ async def drained(upstream, size):
 async def test_a_caller_that_reads_nothing_is_no_reason_to_hold_more(proxy, upstream, wire):
     wire.widen()
     wire.send(request(1))
-    triton = await upstream.accepted()
-    await triton.until(frames.DATA, 1)
+    triton = await upstream.asked()
     wire.reader._transport.pause_reading()
     whole = prefixed(bytes(32 * MIB - 5))
     pouring = asyncio.create_task(pour(triton, 1, whole))
-    (session,) = proxy.server._sessions
+    session = proxy.session
     await until(lambda: session.is_paused and session.upstreams[0].buffered > 0)
     await come_to_rest(proxy)
     assert 0 < held(proxy) < STREAM_WINDOW + UNSENT
@@ -81,7 +80,7 @@ async def test_a_caller_that_reads_nothing_is_no_reason_to_hold_more(proxy, upst
 @pytest.mark.slow
 async def test_who_makes_us_answer_and_reads_nothing_is_cut_off(proxy, wire):
     await until(lambda: proxy.server._sessions)
-    (session,) = proxy.server._sessions
+    session = proxy.session
     wire.reader._transport.pause_reading()
     async with asyncio.timeout(10):
         while not session.ended.is_set():

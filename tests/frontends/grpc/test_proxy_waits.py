@@ -45,7 +45,7 @@ async def opened(patience: CallerLimits = LONG, window: int = 0):
         wire_to(proxy.address) as wire,
         asyncio.timeout(SECONDS),
     ):
-        proxy.server._context.caller_limits = patience
+        proxy.context.caller_limits = patience
         wire.greet({frames.INITIAL_WINDOW_SIZE: window})
         yield proxy, upstream, wire
 
@@ -72,8 +72,7 @@ async def unloading(proxy) -> asyncio.Task[None]:
 async def test_an_unload_refuses_a_request_that_has_not_wholly_come():
     async with opened() as (proxy, upstream, wire):
         wire.send(begun(280_000))
-        triton = await upstream.accepted()
-        await triton.until(frames.DATA, 1)
+        triton = await upstream.asked()
         assert proxy.in_flight("m") == 1
         await (await unloading(proxy))
         assert await refused(wire) == ("UNAVAILABLE", True)
@@ -84,8 +83,7 @@ async def test_an_unload_refuses_a_request_that_has_not_wholly_come():
 async def test_an_unload_waits_for_a_request_that_has_wholly_come():
     async with opened(window=1000) as (proxy, upstream, wire):
         wire.send(request(1))
-        triton = await upstream.accepted()
-        await triton.until(frames.DATA, 1)
+        triton = await upstream.asked()
         task = await unloading(proxy)
         triton.send(answer(1))
         _, trailers = await wire.answer(1)
@@ -111,7 +109,7 @@ async def test_a_request_that_comes_slowly_is_refused(size):
     async with opened(SHORT) as (proxy, _, wire):
         wire.send(begun(size))
         if size > 2**18:
-            proxy.server._context.caller_limits = CallerLimits(slow=0.3, rate=2**24)
+            proxy.context.caller_limits = CallerLimits(slow=0.3, rate=2**24)
         _, trailers = await wire.answer(1)
         assert (status(trailers), b"SlowBody" in trailers) == ("INVALID_ARGUMENT", True)
         await proxy.until_free("m")
@@ -121,7 +119,7 @@ async def test_body_is_not_slow_while_it_waits_to_be_read(monkeypatch):
     """A flood on other connections leaves the adapter itself no time for this one."""
     waiting = []
     async with opened(SHORT) as (proxy, _, wire):
-        turns = proxy.server._context.turns
+        turns = proxy.context.turns
         wire.send(begun(1000))
         await wire.round_trip()
         monkeypatch.setattr(turns, "has_time", lambda: False)
@@ -151,8 +149,7 @@ async def unread(patience: CallerLimits):
     """An answer of 2 MiB that its caller takes nothing of."""
     async with opened(patience) as (proxy, upstream, wire):
         wire.send(request(1))
-        triton = await upstream.accepted()
-        await triton.until(frames.DATA, 1)
+        triton = await upstream.asked()
         whole = prefixed(bytes(2 * MIB))
         pouring = asyncio.create_task(pour(triton, 1, whole))
         await wire.until(frames.HEADERS, 1)
@@ -175,8 +172,7 @@ async def test_unload_reads_answer_its_caller_does_not():
 async def test_unload_reads_answer_that_comes_later():
     async with opened(CallerLimits(drain=0.1)) as (proxy, upstream, wire):
         wire.send(request(1))
-        triton = await upstream.accepted()
-        await triton.until(frames.DATA, 1)
+        triton = await upstream.asked()
         task = await unloading(proxy)
         whole = prefixed(bytes(2 * MIB))
         await pour(triton, 1, whole)

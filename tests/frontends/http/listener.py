@@ -18,7 +18,7 @@ from adapter.frontends.drain import Drain
 from adapter.frontends.http import answers
 from adapter.frontends.http.answers import answer_json
 from adapter.frontends.http.calls import Calls
-from adapter.frontends.http.connection import Parts, Request
+from adapter.frontends.http.connection import Connection, Parts, Request
 from adapter.frontends.http.contracts import ContainerContracts
 from adapter.frontends.http.handled_inference import Inferences
 from adapter.frontends.http.instrumentation import Clock, Instrumentation, path_segments
@@ -61,6 +61,12 @@ def head(path: str, *fields: str, method: str = "POST", version: str = "1.1") ->
     return "\r\n".join(
         [f"{method} {path} HTTP/{version}", "Host: localhost", *fields, "\r\n"]
     ).encode()
+
+
+async def turns(count: int) -> None:
+    """Give everything so many turns of the loop, to see that something does not happen."""
+    for _ in range(count):
+        await asyncio.sleep(0)
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -228,6 +234,29 @@ class Listener:
     def count(self, frontend: str, method: str, code: int) -> int:
         """Answers counted so far."""
         return self.served(frontend, method).codes.get(code, 0)
+
+    @property
+    def connection(self) -> Connection:
+        """The only connection that there is."""
+        (connection,) = self.server._connections
+        return connection
+
+    @property
+    def budget(self) -> ByteBudget:
+        return self.server.parts.budget
+
+    def whole_requests(self) -> list[bytes]:
+        """The bodies of the requests that Triton has got wholly."""
+        return [asked.body for asked in self.upstream.requests if asked.is_whole]
+
+    async def until_begun(self) -> None:
+        """The head of a request has come."""
+        await until(lambda: any(not one.is_idle() for one in self.server._connections))
+
+    async def hold(self, caller: Caller, path: str, behind: bytes = b"") -> None:
+        """Have a request of this kind stand still at the gate; `behind` is sent with it."""
+        await caller.send(request(await self.waiting(path)) + behind)
+        await self.reached.wait()
 
     async def until_lost(self) -> None:
         """No connection of a caller is left."""

@@ -127,4 +127,4 @@ async def test_one_head_with_many_bodies_asks_for_each_of_them(listener, caller)
     bodies = [b"[%d]" % number for number in range(10, 30)]
     for body in bodies:
         assert (await caller.ask(request(PLANNED, body))).status == 200
-    assert [asked.body for asked in listener.upstream.requests] == bodies
+    assert listener.whole_requests() == bodies

@@ -50,7 +50,7 @@ async def test_inference_is_answered_by_hand_whatever_its_head(listener, caller,
     body, *fields = asked
     assert (await caller.ask(request(path, body, *fields))).status == 200
     assert listener.handled == []
-    assert [asked.body for asked in listener.upstream.requests] == [body]
+    assert listener.whole_requests() == [body]
 
 
 @pytest.mark.parametrize("target", ["/models/%6d/invoke", PLANNED + "/", PLANNED + "?a=b"])
@@ -76,7 +76,7 @@ async def test_chunks_are_passed_on_in_chunks_of_their_own(listener, caller, pat
     await caller.send(raw[:-12])
     await until(lambda: listener.in_flight() == 1)
     assert (await caller.ask(raw[-12:])).status == 200
-    assert [asked.body for asked in listener.upstream.requests] == [b"{}"] * 2
+    assert listener.whole_requests() == [b"{}"] * 2
     assert listener.handled == []
 
 
@@ -87,7 +87,7 @@ async def test_chunks_above_the_limit_are_refused(listener):
     found = await caller.ask(b"x" * 1001)
     assert found.refusal == (413, "PayloadTooLarge")
     assert await caller.rest() == b""
-    assert not [asked for asked in listener.upstream.requests if asked.is_whole]
+    assert not listener.whole_requests()
 
 
 @pytest.mark.parametrize("levels", [5000, 300_000], ids=["at once", "in a task"])
@@ -102,7 +102,7 @@ async def test_compressed_json_that_would_end_triton_is_refused(listener, caller
 async def test_large_compressed_body_is_passed_on(listener, caller):
     body = gzip.compress(b"[" + b"1.5," * MIB + b"1]")
     assert (await caller.ask(request(PLANNED, body, "Content-Encoding: gzip"))).status == 200
-    assert [asked.body for asked in listener.upstream.requests] == [body]
+    assert listener.whole_requests() == [body]
 
 
 async def test_lease_begins_in_the_turn_that_ends_its_wait(listener, monkeypatch):

@@ -50,7 +50,7 @@ async def test_bug_in_inference_is_500_and_logged(listener, caller, fault, caplo
         found = await caller.ask(request(PLANNED))
     assert (found.status, found.json()["code"]) == (500, "InternalError")
     assert (listener.in_flight(), listener.fakes.metrics.traffic.in_flight) == (0, 0)
-    assert listener.server.parts.budget.held == 0
+    assert listener.budget.held == 0
     listener.upstream.script = script
     assert (await (await listener.connect()).ask(request(PLANNED))).status == 200
     (record,) = [record for record in caplog.records if record.exc_info]
@@ -66,7 +66,7 @@ async def test_bug_before_large_body_ends_the_connection(listener, caller, fault
     assert (await caller.answer()).status == 500
     assert await caller.rest() == b""
     assert (listener.in_flight(), listener.fakes.metrics.traffic.in_flight) == (0, 0)
-    assert listener.server.parts.budget.held == 0
+    assert listener.budget.held == 0
 
 
 async def test_a_bug_amid_an_answer_ends_the_connection(listener, caller, monkeypatch):

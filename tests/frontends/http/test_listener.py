@@ -18,6 +18,7 @@ from tests.frontends.http.listener import (
     head,
     opened,
     request,
+    turns,
     until,
 )
 
@@ -58,10 +59,8 @@ async def test_http_1_0_knows_no_chunks_so_the_connection_ends_the_answer(listen
 
 @both
 async def test_what_comes_behind_a_request_waits_for_its_answer(listener, caller, path):
-    await caller.send(request(await listener.waiting(path)) + request(HANDLED, b"next"))
-    await listener.reached.wait()
-    for _ in range(20):
-        await asyncio.sleep(0)
+    await listener.hold(caller, path, request(HANDLED, b"next"))
+    await turns(20)
     assert b"next" not in listener.bodies
     listener.gate.set()
     assert [(await caller.answer()).status for _ in range(2)] == [200, 200]
@@ -70,8 +69,7 @@ async def test_what_comes_behind_a_request_waits_for_its_answer(listener, caller
 
 @both
 async def test_what_waits_is_bounded(listener, caller, path):
-    await caller.send(request(await listener.waiting(path)))
-    await listener.reached.wait()
+    await listener.hold(caller, path)
     sent = 0
     more = request(HANDLED) * 1000
 
@@ -82,11 +80,9 @@ async def test_what_waits_is_bounded(listener, caller, path):
             sent += len(more)
 
     sending = asyncio.create_task(send_on())
-    (connection,) = listener.server._connections
-    await until(lambda: not connection.transport.is_reading())
-    for _ in range(100):
-        await asyncio.sleep(0)
-    assert len(connection.ahead) < MIB
+    await until(lambda: not listener.connection.transport.is_reading())
+    await turns(100)
+    assert len(listener.connection.ahead) < MIB
     assert not sending.done()
     sending.cancel()
     caller.reset()
@@ -102,8 +98,7 @@ async def test_what_waits_does_not_grow_with_each_answer(tmp_path):
         for _ in range(40):
             assert (await caller.answer()).status == 200
         await listener.reached.wait()
-        for _ in range(100):
-            await asyncio.sleep(0)
+        await turns(100)
         taken = len(sent) - caller.writer.transport.get_write_buffer_size()
         assert taken - 40 * len(one) < MIB
         caller.reset()
@@ -114,8 +109,7 @@ async def test_what_waits_does_not_grow_with_each_answer(tmp_path):
 async def test_a_caller_who_was_held_back_is_read_from_again(listener, caller, path):
     held_back = request(path, bytes(100_000))
     await caller.send(request(await listener.waiting(path)) + held_back)
-    (connection,) = listener.server._connections
-    await until(lambda: not connection.transport.is_reading())
+    await until(lambda: not listener.connection.transport.is_reading())
     listener.gate.set()
     assert [(await caller.answer()).status for _ in range(2)] == [200, 200]
     assert (await caller.ask(request(path))).status == 200
@@ -159,7 +153,7 @@ async def test_what_waits_on_all_connections_is_bounded(path, is_chunked, is_one
     shed: list[str] = []
     connections = Connections(on_shed=shed.append)
     async with opened(inflight_bytes=MIB // 2, connections=connections) as listener:
-        budget, target = listener.server.parts.budget, await listener.waiting(path)
+        budget, target = listener.budget, await listener.waiting(path)
         first, more = request(target), request(HANDLED, bytes(60_000))
         if is_chunked:
             first = head(target, CHUNKED) + b"2\r\n{}\r\n0\r\n\r\n"
@@ -194,7 +188,7 @@ async def test_a_chunked_body_is_a_body(listener, caller, path, ending):
         assert (await caller.answer()).status == 200
     assert (await caller.ask(raw + request(HANDLED, b"x"))).status == 200
     assert (await caller.answer()).status == 200
-    seen = [asked.body for asked in listener.upstream.requests] + listener.bodies
+    seen = listener.whole_requests() + listener.bodies
     assert seen == ([b"{ }"] * 3 + [b"x"])
 
 
@@ -246,7 +240,7 @@ async def test_an_upgrade_is_not_made_and_the_connection_is_kept(listener, calle
     for _ in range(2):
         answer = await caller.ask(request(path, b"{}", *fields))
         assert (answer.status, "connection" in answer.headers) == (200, False)
-    seen = [asked.body for asked in listener.upstream.requests] + listener.bodies
+    seen = listener.whole_requests() + listener.bodies
     assert seen == [b"{}", b"{}"]
 
 
@@ -302,10 +296,8 @@ async def test_a_caller_that_does_not_read_holds_triton_and_the_application_back
     listener.upstream.script = script
     caller = await listener.connect(limit=2**16)
     await caller.send(request(path, b"{}" if path == PLANNED else bytes(size)))
-    (connection,) = listener.server._connections
-    await until(lambda: connection.is_full)
-    for _ in range(200):
-        await asyncio.sleep(0)
+    await until(lambda: listener.connection.is_full)
+    await turns(200)
     if path == PLANNED:
         assert sent < 32 * MIB
     found = await caller.answer()
@@ -322,10 +314,8 @@ async def test_who_does_not_read_the_body_holds_the_caller_back(listener, caller
     listener.upstream.script = reads_itself(script)
     sending = asyncio.create_task(caller.send(request(path, bytes(48 * MIB))))
     await until(lambda: listener.server._connections)
-    (connection,) = listener.server._connections
-    await until(lambda: not connection.transport.is_reading())
-    for _ in range(200):
-        await asyncio.sleep(0)
+    await until(lambda: not listener.connection.transport.is_reading())
+    await turns(200)
     assert not sending.done()
     listener.gate.set()
     assert (await caller.answer()).status == 200

@@ -49,13 +49,13 @@ async def test_unload_refuses_unfinished_large_bodies(listener, caller, frame):
     await unloading
     assert await caller.rest() == b""
     assert listener.in_flight() == 0
-    assert not [asked for asked in listener.upstream.requests if asked.is_whole]
+    assert not listener.whole_requests()
 
 
 async def test_unload_does_not_wait_for_small_body(listener, caller):
     """It finds no model then."""
     await caller.send(head(PLANNED, FRAMES[0]) + b"{}")
-    await until(lambda: any(not c.is_idle() for c in listener.server._connections))
+    await listener.until_begun()
     await listener.fakes.unload("m")
     await caller.send(bytes(998))
     assert (await caller.answer()).refusal == (404, "ModelNotFound")
@@ -66,8 +66,7 @@ async def test_an_unload_waits_for_what_has_come_and_for_no_other_model(listener
     await listener.fakes.load("other")
     begun, busy = await listener.connect(), await listener.connect()
     await begun.send(head("/models/other/invoke", FRAMES[0]) + b"{}")
-    await busy.send(request(await listener.waiting(PLANNED)))
-    await listener.reached.wait()
+    await listener.hold(busy, PLANNED)
     await until(lambda: listener.in_flight() == 1)
     unloading = asyncio.create_task(listener.fakes.unload("m"))
     await until(lambda: listener.fakes.control.registry.get(ModelId("m")).state.value != "READY")
@@ -82,7 +81,7 @@ async def test_an_unload_waits_for_what_has_come_and_for_no_other_model(listener
 @frames
 async def test_a_drain_refuses_what_has_not_wholly_come(listener, caller, path, frame):
     await caller.send(head(path, frame) + b"2\r\n{}")
-    await until(lambda: any(not c.is_idle() for c in listener.server._connections))
+    await listener.until_begun()
     listener.drain.begin()
     closing = asyncio.create_task(listener.server.close(60))
     await refused(caller)
@@ -217,7 +216,7 @@ each_frame = pytest.mark.parametrize("frame", FRAMES[1:], ids=["of known length"
 @asynccontextmanager
 async def all_taken(listener):
     """By a caller who may go on alone, while Triton takes nothing of its body."""
-    budget = listener.server.parts.budget
+    budget = listener.budget
     with HeldBody(budget, 100 * MIB, is_reading=lambda: False) as other:
         await other.take(8 * MIB)
         yield other
@@ -227,7 +226,7 @@ async def all_taken(listener):
 async def test_large_body_over_limit_waits_for_room(frame):
     size = 4 * MIB
     async with opened(limits=LONG, inflight_bytes=8 * MIB) as listener:
-        budget = listener.server.parts.budget
+        budget = listener.budget
         caller = await listener.connect()
         body = b"%x\r\n%b\r\n0\r\n\r\n" % (size, bytes(size))
         if frame == FRAMES[1]:
@@ -243,7 +242,7 @@ async def test_large_body_over_limit_waits_for_room(frame):
 @both
 async def test_a_small_body_in_pieces_counts_and_waits_as_well(path):
     async with opened(limits=LONG, inflight_bytes=8 * MIB) as listener:
-        budget = listener.server.parts.budget
+        budget = listener.budget
         async with all_taken(listener):
             caller = await listener.connect()
             await caller.send(head(PLANNED, FRAMES[0]) + b"{}")
@@ -290,7 +289,7 @@ async def test_who_finds_no_room_is_told_when_to_come_again(frame, monkeypatch):
 @pytest.mark.parametrize("content_type", ["image/png", "text/csv"])
 async def test_a_body_that_is_held_whole_counts_until_it_is_answered(content_type):
     async with opened(limits=LONG, inflight_bytes=8 * MIB) as listener:
-        budget, fakes = listener.server.parts.budget, listener.fakes
+        budget, fakes = listener.budget, listener.fakes
         is_text = content_type == "text/csv"
         tensor = Tensor("IN", "FP32" if is_text else "BYTES", (-1, -1) if is_text else (1,))
         record = fakes.control.registry.serving(ModelId("m"))
@@ -310,7 +309,7 @@ async def test_a_body_that_is_held_whole_counts_until_it_is_answered(content_typ
 
 
 async def test_checked_body_of_leaving_caller_is_released(listener, monkeypatch):
-    checking, budget = asyncio.Event(), listener.server.parts.budget
+    checking, budget = asyncio.Event(), listener.budget
 
     async def turn() -> None:
         checking.set()
@@ -333,7 +332,7 @@ async def test_checked_body_of_leaving_caller_is_released(listener, monkeypatch)
 @pytest.mark.parametrize("how", ["leaves", "unload"])
 async def test_who_leaves_while_it_waits_or_whose_model_does_keeps_nobody_waiting(frame, how):
     async with opened(limits=LONG, inflight_bytes=8 * MIB) as listener:
-        budget = listener.server.parts.budget
+        budget = listener.budget
         async with all_taken(listener):
             caller = await listener.connect()
             await caller.send(head(PLANNED, frame) + b"2\r\n{}\r\n")
@@ -372,4 +371,4 @@ async def test_tiny_chunks_are_parsed_with_turns_between(listener, monkeypatch):
     for at, size in parsed:
         of_a_turn[at] += size
     assert max(of_a_turn.values()) <= 64 * 1024
-    assert listener.server.parts.budget.buffered == 0
+    assert listener.budget.buffered == 0

@@ -86,13 +86,12 @@ async def test_answer_goes_on_after_its_caller_ended(listener, frame, pieces, ve
     await caller.send(request(PLANNED, version=version))
     caller.writer.write_eof()
     await until(lambda: any(each.has_ended for each in listener.server._connections))
-    (connection,) = listener.server._connections
     loop = asyncio.get_running_loop()
     due = loop.time() + LONG.gone
     await until(lambda: loop.time() + LONG.gone > due)
     has_ended.set()
     assert (await caller.reader.readuntil(b"{")).startswith(b"HTTP/1.1 200 ")
-    connection.check_time_limits(due)
+    listener.connection.check_time_limits(due)
     listener.gate.set()
     assert b"}" in await caller.rest()
 
@@ -100,8 +99,7 @@ async def test_answer_goes_on_after_its_caller_ended(listener, frame, pieces, ve
 @both
 async def test_who_has_gone_is_let_go_soon(listener, caller, path):
     listener.server.limits = replace(LONG, gone=0.05)
-    await caller.send(request(await listener.waiting(path)))
-    await listener.reached.wait()
+    await listener.hold(caller, path)
     caller.writer.close()
     await let_go(listener, path)
 
@@ -140,8 +138,7 @@ async def test_new_caller_keeps_its_place_before_one_disconnected():
 
 @both
 async def test_one_whose_connection_is_reset_is_let_go_at_once(listener, caller, path):
-    await caller.send(request(await listener.waiting(path)))
-    await listener.reached.wait()
+    await listener.hold(caller, path)
     caller.reset()
     await let_go(listener, path)
 
@@ -153,7 +150,7 @@ async def test_a_body_that_breaks_off_is_refused(listener, caller, path, field):
     caller.writer.write_eof()
     assert (await caller.answer()).refusal == (400, "InvalidRequest")
     assert await caller.rest() == b""
-    assert not [asked for asked in listener.upstream.requests if asked.is_whole] + listener.bodies
+    assert not listener.whole_requests() + listener.bodies
 
 
 @both
@@ -224,7 +221,7 @@ async def test_next_request_is_kept_without_room_after_answer(listener, monkeypa
     async with asyncio.timeout(30):
         monkeypatch.setattr(listener, "handle", handle)
         caller = await listener.connect()
-        with full(listener.server.parts.budget):
+        with full(listener.budget):
             assert (await caller.ask(request(HANDLED))).status == 200
             assert (await caller.answer()).status == 200
             assert (await caller.ask(request("/app/last"))).status == 200
@@ -235,7 +232,7 @@ async def test_next_request_is_kept_without_room_behind_skipped_body(listener, c
     async with asyncio.timeout(30):
         found = await caller.ask(head(path, "Content-Length: 2000") + bytes(100))
         assert "connection" not in found.headers
-        with full(listener.server.parts.budget):
+        with full(listener.budget):
             assert (await caller.ask(bytes(1900) + request(HANDLED))).status == 200
 
 
@@ -244,12 +241,11 @@ async def test_connection_ends_when_unread_answer_leaves_no_room(listener):
     body = bytes(16 * MIB)
     caller = await listener.connect(limit=2**10)
     await caller.send(request("/app/echo", body))
-    (connection,) = listener.server._connections
-    await until(lambda: connection.had_request and connection.request is None)
-    assert connection.is_full
-    with full(listener.server.parts.budget):
+    await until(lambda: listener.connection.had_request and listener.connection.request is None)
+    assert listener.connection.is_full
+    with full(listener.budget):
         await caller.send(request(HANDLED))
-        await until(lambda: connection._is_crowded)
+        await until(lambda: listener.connection._is_crowded)
     assert (await caller.answer()).body == body
     assert await caller.rest() == b""
 
@@ -276,7 +272,7 @@ async def test_what_always_waits_for_its_turn_is_answered_all_the_same(listener,
     found = [await caller.answer() for _ in range(2)]
     assert {one.status for one in found} <= {200, 404}
     assert (await caller.ask(request(PLANNED))).status == 200
-    assert listener.server.parts.budget.buffered == 0
+    assert listener.budget.buffered == 0
 
 
 async def test_bytes_that_wait_for_their_turn_stay_behind_those_that_came_before(
@@ -289,8 +285,7 @@ async def test_bytes_that_wait_for_their_turn_stay_behind_those_that_came_before
     waiting = []
     monkeypatch.setattr(listener.server.turns, "wait", waiting.append)
     caller = await listener.connect()
-    await caller.send(request(await listener.waiting(PLANNED)) + chunked[:20_000])
-    await listener.reached.wait()
+    await listener.hold(caller, PLANNED, chunked[:20_000])
     monkeypatch.setattr(listener.server.turns, "has_time", lambda: False)
     await caller.send(chunked[20_000:])
     await until(lambda: bool(waiting))
@@ -299,7 +294,7 @@ async def test_bytes_that_wait_for_their_turn_stay_behind_those_that_came_before
     while waiting:
         waiting.pop(0)()
     assert (await caller.answer()).body == body
-    assert listener.server.parts.budget.buffered == 0
+    assert listener.budget.buffered == 0
 
 
 async def test_resumed_caller_is_held_until_its_turn(listener, caller, monkeypatch):
@@ -311,16 +306,15 @@ async def test_resumed_caller_is_held_until_its_turn(listener, caller, monkeypat
     whole = request(PLANNED, body)
     await caller.send(whole[:-1])
     await until(lambda: bool(waiting))
-    (connection,) = listener.server._connections
-    connection.transport.resume_reading()
+    listener.connection.transport.resume_reading()
     await caller.send(whole[-1:])
-    await until(lambda: not connection.transport.is_reading())
+    await until(lambda: not listener.connection.transport.is_reading())
     assert listener.upstream.requests == []
     while waiting:
         waiting.pop(0)()
     assert (await caller.answer()).status == 200
-    assert [asked.body for asked in listener.upstream.requests] == [body]
-    assert connection.transport.is_reading()
+    assert listener.whole_requests() == [body]
+    assert listener.connection.transport.is_reading()
 
 
 async def test_who_leaves_while_its_bytes_wait_leaves_nothing(listener, monkeypatch):
@@ -333,7 +327,7 @@ async def test_who_leaves_while_its_bytes_wait_leaves_nothing(listener, monkeypa
     caller.reset()
     waiting.pop()()
     await listener.until_lost()
-    assert listener.server.parts.budget.buffered == 0
+    assert listener.budget.buffered == 0
 
 
 @pytest.mark.parametrize("path", ["/models/other/invoke", "/app/early"])
@@ -486,8 +480,7 @@ async def test_drain_answers_what_is_in_hand(listener, path):
     idle, half, busy = [await listener.connect() for _ in range(3)]
     await idle.ask(request(path))
     await half.send(request(path)[:10])
-    await busy.send(request(await listener.waiting(path)) + request(HANDLED, b"later"))
-    await listener.reached.wait()
+    await listener.hold(busy, path, request(HANDLED, b"later"))
     closing = asyncio.create_task(listener.server.close(30))
     assert await idle.rest() == b""
     assert await half.rest() == b""
@@ -505,8 +498,7 @@ async def test_drain_answers_what_is_in_hand(listener, path):
 
 @both
 async def test_patience_has_an_end(listener, caller, path):
-    await caller.send(request(await listener.waiting(path)))
-    await listener.reached.wait()
+    await listener.hold(caller, path)
     await listener.server.close(0.05)
     assert await caller.rest() == b""
     await let_go(listener, path)
@@ -514,11 +506,9 @@ async def test_patience_has_an_end(listener, caller, path):
 
 @both
 async def test_connection_ending_while_looked_at_is_released(listener, caller, path):
-    await caller.send(request(await listener.waiting(path)))
-    await listener.reached.wait()
-    (connection,) = listener.server._connections
-    connection.abort()
-    connection.check_time_limits(asyncio.get_running_loop().time())
+    await listener.hold(caller, path)
+    listener.connection.abort()
+    listener.connection.check_time_limits(asyncio.get_running_loop().time())
     await let_go(listener, path)
 
 

@@ -1,6 +1,5 @@
 """A head has one reading: what is read, h11 reads the same. A million: make nightly."""
 
-import asyncio
 import os
 import random
 import sys
@@ -10,7 +9,7 @@ import h11
 import pytest
 
 from adapter.frontends.http.head import END, MisreadHead, RawHead, read_head
-from tests.frontends.http.listener import PLANNED, Listener
+from tests.frontends.http.listener import PLANNED, Listener, turns
 from tests.frontends.http.readings import CODINGS, LENGTHS, LINES, OTHERS
 
 SEED = int(os.environ.get("NIGHTLY_SEED", "1"))
@@ -113,7 +112,6 @@ async def test_a_head_that_is_split_anywhere_is_read_as_the_whole_one(
     for at in range(1, len(raw)):
         caller = await listener.connect()
         await caller.send(raw[:at])
-        for _ in range(2):
-            await asyncio.sleep(0)
+        await turns(2)
         assert (await caller.ask(raw[at:])).status == whole.status
         await caller.close()

@@ -33,6 +33,7 @@ from tests.frontends.http.listener import (
     head,
     opened,
     request,
+    turns,
     until,
 )
 from tests.frontends.http.readings import Read, Reading, Stream, Streams, read_by_h11
@@ -211,7 +212,7 @@ async def test_a_body_that_turns_out_malformed_is_refused_at_once(
     async with asyncio.timeout(SECONDS):
         assert (await caller.answer()).refusal == (400, "InvalidRequest")
         assert await caller.rest() == b""
-    assert [asked for asked in listener.upstream.requests if asked.is_whole] == []
+    assert listener.whole_requests() == []
 
 
 @pytest.mark.parametrize("behind", [b"zz\r\n", b"0\r\n X\r\n\r\n", b"0\r\n\n"])
@@ -222,8 +223,7 @@ async def test_so_is_one_that_does_in_the_read_that_ends_a_chunk(
     """Who reads such a body is woken by the chunk's end, for nothing, before the error."""
     await caller.send(head(path, "Transfer-Encoding: chunked") + b"2\r\n{}")
     await until(lambda: not any(one.is_idle() for one in listener.server._connections))
-    for _ in range(50):
-        await asyncio.sleep(0)
+    await turns(50)
     await caller.send(b"\r\n" + behind)
     async with asyncio.timeout(SECONDS):
         assert (await caller.answer()).refusal == (400, "InvalidRequest")

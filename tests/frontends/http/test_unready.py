@@ -54,8 +54,7 @@ async def test_next_answer_closes_after_seconds_unready(listener, polls, path):
 
 async def test_connection_closes_behind_the_answer_in_hand(listener, caller):
     """A request behind that answer is not begun, as in a drain."""
-    await caller.send(request(await listener.waiting(PATHS[0])) + request(PATHS[0]))
-    await listener.reached.wait()
+    await listener.hold(caller, PATHS[0], request(PATHS[0]))
     listener.server.renew_connections()
     listener.gate.set()
     found = await caller.answer()

@@ -217,7 +217,7 @@ async def begin_stream(listener: Listener) -> Caller:
 
 
 async def until_at_rest(listener: Listener) -> None:
-    await until(lambda: not listener.server.parts.budget.held)
+    await until(lambda: not listener.budget.held)
 
 
 @pytest.mark.usefixtures("breaks")
@@ -238,7 +238,7 @@ async def test_event_stream_too_many_is_refused_with_figures(listener, caller):
 @pytest.mark.parametrize("end", ["caller", "triton"])
 async def test_a_stream_of_events_that_breaks_counts_no_more(listener, breaks, end):
     caller = await begin_stream(listener)
-    assert listener.server.parts.budget.held == 2**16
+    assert listener.budget.held == 2**16
     if end == "caller":
         caller.reset()
     else:
