@@ -80,8 +80,17 @@ async def test_foreign_origin_is_refused_at_any_method(method):
 
 
 OWN = (
-    *("localhost", "LOCALHOST:8080", "localhost.", "a.localhost:1", "127.0.0.1", "127.9.9.9:80"),
-    *("[::1]:8080", "[::1]", "models.example", "models.example:8080", "other.example"),
+    "localhost",
+    "LOCALHOST:8080",
+    "localhost.",
+    "a.localhost:1",
+    "127.0.0.1",
+    "127.9.9.9:80",
+    "[::1]:8080",
+    "[::1]",
+    "models.example",
+    "models.example:8080",
+    "other.example",
 )
 
 
@@ -92,8 +101,13 @@ async def test_on_loopback_its_own_names_are_known(path):
 
 
 OTHERS = (
-    *("evil.example", "evil.example:8080", "xlocalhost", "localhost.evil.example", "10.0.0.1"),
-    *("", ":8080"),
+    "evil.example",
+    "evil.example:8080",
+    "xlocalhost",
+    "localhost.evil.example",
+    "10.0.0.1",
+    "",
+    ":8080",
 )
 
 

@@ -50,9 +50,12 @@ def chunk(data: bytes) -> bytes:
 
 
 OPENED = [
-    *(("GET", "/v2/trace/setting"), ("POST", "/v2/trace/setting")),
-    *(("GET", "/v2/logging"), ("POST", "/v2/logging")),
-    *(("GET", "/v2/systemsharedmemory/status"), ("GET", "/v2/cudasharedmemory/status")),
+    ("GET", "/v2/trace/setting"),
+    ("POST", "/v2/trace/setting"),
+    ("GET", "/v2/logging"),
+    ("POST", "/v2/logging"),
+    ("GET", "/v2/systemsharedmemory/status"),
+    ("GET", "/v2/cudasharedmemory/status"),
     *(("POST", f"/v2/{kind}sharedmemory/unregister") for kind in ("system", "cuda")),
     ("GET", "/v2/systemsharedmemory/region/a%2Fb%20c/status"),
     ("POST", "/v2/systemsharedmemory/region/a%2Fb%20c/register"),
