@@ -76,7 +76,7 @@ class ScriptedTriton:
         return wire
 
     async def asked(self) -> Wire:
-        """As `accepted`; of the first request on it DATA has come."""
+        """Wait for the DATA of the first request on a new connection."""
         wire = await self.accepted()
         await wire.until(frames.DATA, 1)
         return wire

@@ -47,7 +47,7 @@ class ProxySetup:
     server: RelayListener
     address: str
     triton: str
-    methods: set[str] = field(default_factory=set)  # that Triton was asked for
+    answering: "_Recorded"  # in Triton's place
     shed: list[str] = field(default_factory=list)
 
     @property
@@ -63,6 +63,15 @@ class ProxySetup:
         """The only connection that there is."""
         (session,) = self.server._sessions
         return session
+
+    @property
+    def methods(self) -> set[str]:
+        """The methods that Triton was asked for."""
+        return self.answering.methods
+
+    def answer_with(self, act: Any) -> None:
+        """Have `act` answer in Triton's place from now on."""
+        self.answering._act = act
 
     def in_flight(self, name: str) -> int:
         return self.fakes.control.registry.serving(name).usage.in_flight
@@ -119,6 +128,11 @@ class _Recorded(_Echo):
         return super().service(details)
 
 
+def limited(**limits: Any) -> pytest.MarkDecorator:
+    """Give the proxy of a test other limits."""
+    return pytest.mark.parametrize("proxy", [limits], indirect=True, ids=["limited"])
+
+
 @asynccontextmanager
 async def proxy_before(
     act: Any,
@@ -134,8 +148,8 @@ async def proxy_before(
     for name in ("m", "team/a"):
         await fakes.load(name)
     triton = grpc.aio.server(options=NO_LIMITS)
-    echo = _Recorded(act)
-    triton.add_generic_rpc_handlers((echo,))
+    recorded = _Recorded(act)
+    triton.add_generic_rpc_handlers((recorded,))
     port = triton.add_insecure_port("127.0.0.1:0")
     await triton.start()
     faults = Faults(Classifier(()))
@@ -165,7 +179,7 @@ async def proxy_before(
     folder = tempfile.mkdtemp(prefix="proxy-")
     inner.add_insecure_port(f"unix:{folder}/s")
     await inner.start()
-    proxy = ProxySetup(fakes, None, "", f"127.0.0.1:{port}", echo.methods)
+    proxy = ProxySetup(fakes, None, "", f"127.0.0.1:{port}", recorded)
     context = RelayContext(
         RelayPolicy(
             fakes.control,
@@ -347,10 +361,10 @@ class Wire:
 
     async def data(self, stream_id: int, size: int) -> bytes:
         """At least so many bytes of DATA."""
-        found = b""
+        found = bytearray()
         while len(found) < size:
             found += (await self.until(frames.DATA, stream_id))[2]
-        return found
+        return bytes(found)
 
     async def headers_of(self, stream_id: int) -> list[dict[bytes, bytes]]:
         """The headers and the trailers of an answer, once it has ended; read by another HPACK."""

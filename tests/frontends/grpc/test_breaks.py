@@ -10,49 +10,47 @@ from tritonclient.grpc import service_pb2 as pb
 from tests.frontends.grpc.proxy_listener import (
     INFER,
     STREAM,
-    channel_to,
-    proxy_before,
     refusal,
     request_of,
 )
 
 
-async def test_broken_stream_ends_and_frees_its_models():
+async def test_broken_stream_ends_and_frees_its_models(proxy, channel):
     async def act(requests: AsyncIterator[bytes], context: Any) -> None:
         await anext(aiter(requests))
         await context.abort(grpc.StatusCode.UNAVAILABLE, "Socket closed")
 
-    async with proxy_before(act) as proxy, channel_to(proxy.address) as channel:
-        call = channel.stream_stream(STREAM)()
-        await call.write(request_of("m"))
-        assert await refusal(call.read()) == (
-            "UNAVAILABLE",
-            "BackendUnavailable: the connection to Triton broke: Socket closed",
-        )
-        assert proxy.in_flight("m") == 0
-        assert proxy.counted("UNAVAILABLE", "ModelStreamInfer", "grpc") == 1
+    proxy.answer_with(act)
+    call = channel.stream_stream(STREAM)()
+    await call.write(request_of("m"))
+    assert await refusal(call.read()) == (
+        "UNAVAILABLE",
+        "BackendUnavailable: the connection to Triton broke: Socket closed",
+    )
+    assert proxy.in_flight("m") == 0
+    assert proxy.counted("UNAVAILABLE", "ModelStreamInfer", "grpc") == 1
 
 
-async def test_nameless_failure_is_of_its_streams_model():
+async def test_nameless_failure_is_of_its_streams_model(proxy, channel):
 
     async def act(requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
         async for message in requests:
             if pb.ModelInferRequest.FromString(message).id == "fail":
                 yield pb.ModelStreamInferResponse(error_message="bad").SerializeToString()
 
-    async with proxy_before(act) as proxy, channel_to(proxy.address) as channel:
-        call = channel.stream_stream(STREAM)()
-        for name, text in (("m", "go"), ("team/a", "fail")):
-            await call.write(request_of(name, id=text))
-        answer = pb.ModelStreamInferResponse.FromString(await call.read())
-        assert answer.error_message == "InvalidRequest: bad"
-        assert (proxy.in_flight("m"), proxy.in_flight("team/a")) == (1, 0)
-        await call.done_writing()
-        assert await call.read() is grpc.aio.EOF
-        assert (proxy.in_flight("m"), proxy.in_flight("team/a")) == (0, 0)
+    proxy.answer_with(act)
+    call = channel.stream_stream(STREAM)()
+    for name, text in (("m", "go"), ("team/a", "fail")):
+        await call.write(request_of(name, id=text))
+    answer = pb.ModelStreamInferResponse.FromString(await call.read())
+    assert answer.error_message == "InvalidRequest: bad"
+    assert (proxy.in_flight("m"), proxy.in_flight("team/a")) == (1, 0)
+    await call.done_writing()
+    assert await call.read() is grpc.aio.EOF
+    assert (proxy.in_flight("m"), proxy.in_flight("team/a")) == (0, 0)
 
 
-async def test_each_model_has_its_stream_to_triton():
+async def test_each_model_has_its_stream_to_triton(proxy, channel):
     """Until it is idle and another model comes."""
     seen: list[list[str]] = []
     ends: asyncio.Queue[str] = asyncio.Queue()
@@ -67,52 +65,52 @@ async def test_each_model_has_its_stream_to_triton():
             yield pb.ModelStreamInferResponse(infer_response=answer).SerializeToString()
         ends.put_nowait(names[0])
 
-    async with proxy_before(act) as proxy, channel_to(proxy.address) as channel:
-        call = channel.stream_stream(STREAM)()
+    proxy.answer_with(act)
+    call = channel.stream_stream(STREAM)()
 
-        async def ask(name: str) -> None:
-            await call.write(request_of(name))
-            answer = pb.ModelStreamInferResponse.FromString(await call.read()).infer_response
-            assert answer.model_name == name
+    async def ask(name: str) -> None:
+        await call.write(request_of(name))
+        answer = pb.ModelStreamInferResponse.FromString(await call.read()).infer_response
+        assert answer.model_name == name
 
-        for name in ("m", "m", "team/a"):
-            await ask(name)
-        first, second = seen
-        assert await asyncio.wait_for(ends.get(), 10) == first[0]
-        await ask("m")
-        assert await asyncio.wait_for(ends.get(), 10) == second[0]
-        assert seen == [["m", "m"], second, ["m"]]
-        await call.done_writing()
-        assert await call.read() is grpc.aio.EOF
+    for name in ("m", "m", "team/a"):
+        await ask(name)
+    first, second = seen
+    assert await asyncio.wait_for(ends.get(), 10) == first[0]
+    await ask("m")
+    assert await asyncio.wait_for(ends.get(), 10) == second[0]
+    assert seen == [["m", "m"], second, ["m"]]
+    await call.done_writing()
+    assert await call.read() is grpc.aio.EOF
 
 
-async def test_a_stream_that_triton_ends_by_itself_is_no_success():
+async def test_a_stream_that_triton_ends_by_itself_is_no_success(proxy, channel):
     async def act(requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
         await anext(aiter(requests))
         return
         yield b""
 
-    async with proxy_before(act) as proxy, channel_to(proxy.address) as channel:
-        call = channel.stream_stream(STREAM)()
-        await call.write(request_of("m"))
-        assert (await refusal(call.read()))[0] == "UNAVAILABLE"
-        assert proxy.in_flight("m") == 0
+    proxy.answer_with(act)
+    call = channel.stream_stream(STREAM)()
+    await call.write(request_of("m"))
+    assert (await refusal(call.read()))[0] == "UNAVAILABLE"
+    assert proxy.in_flight("m") == 0
 
 
-async def test_a_failed_request_of_a_stream_counts_as_one_inference():
+async def test_a_failed_request_of_a_stream_counts_as_one_inference(proxy, channel):
     async def act(requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
         async for _ in requests:
             yield pb.ModelStreamInferResponse(error_message="bad").SerializeToString()
 
-    async with proxy_before(act) as proxy, channel_to(proxy.address) as channel:
-        call = channel.stream_stream(STREAM)()
-        await call.write(request_of("m"))
-        await call.read()
-        assert proxy.fakes.control.registry.serving("m").usage.served == 1
-        call.cancel()
+    proxy.answer_with(act)
+    call = channel.stream_stream(STREAM)()
+    await call.write(request_of("m"))
+    await call.read()
+    assert proxy.fakes.control.registry.serving("m").usage.served == 1
+    call.cancel()
 
 
-async def test_metadata_passes_both_ways():
+async def test_metadata_passes_both_ways(proxy, channel):
     seen: dict[str, Any] = {}
 
     async def act(message: bytes, context: Any) -> bytes:
@@ -121,35 +119,35 @@ async def test_metadata_passes_both_ways():
         context.set_trailing_metadata((("last-bin", b"\xff"),))
         return pb.ModelInferResponse(model_name="m").SerializeToString()
 
-    async with proxy_before(act) as proxy, channel_to(proxy.address) as channel:
-        metadata = (("traceparent", "00-ab-cd-01"), ("mm-model-id", "m"), ("x-bin", b"\x00"))
-        call = channel.unary_unary(INFER)(b"", metadata=metadata)
-        await call
-        assert ("first", "1") in [*await call.initial_metadata()]
-        assert ("last-bin", b"\xff") in [*await call.trailing_metadata()]
+    proxy.answer_with(act)
+    metadata = (("traceparent", "00-ab-cd-01"), ("mm-model-id", "m"), ("x-bin", b"\x00"))
+    call = channel.unary_unary(INFER)(b"", metadata=metadata)
+    await call
+    assert ("first", "1") in [*await call.initial_metadata()]
+    assert ("last-bin", b"\xff") in [*await call.trailing_metadata()]
     assert seen.items() >= {"traceparent": "00-ab-cd-01", "x-bin": b"\x00"}.items()
     assert "mm-model-id" not in seen
 
 
-async def test_a_model_that_triton_lost_is_told_in_the_stream_and_forgotten():
+async def test_a_model_that_triton_lost_is_told_in_the_stream_and_forgotten(proxy, channel):
     async def act(requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
         async for message in requests:
             name = pb.ModelInferRequest.FromString(message).model_name
             text = f"Request for unknown model: '{name}' is not found"
             yield pb.ModelStreamInferResponse(error_message=text).SerializeToString()
 
-    async with proxy_before(act) as proxy, channel_to(proxy.address) as channel:
-        proxy.fakes.triton.models.clear()
-        call = channel.stream_stream(STREAM)()
-        await call.write(request_of("team/a"))
-        answer = pb.ModelStreamInferResponse.FromString(await call.read())
-        assert answer.error_message == (
-            "Request for unknown model: 'team/a' is not found; "
-            "ModelNotFound: Triton does not have the model: "
-            "Request for unknown model: 'team/a' is not found"
-        )
-        await proxy.fakes.until_state("team/a", None)
-        await call.write(request_of("team/a"))
-        answer = pb.ModelStreamInferResponse.FromString(await call.read())
-        assert answer.error_message.endswith("ModelNotFound: model 'team/a' is not loaded")
-        call.cancel()
+    proxy.answer_with(act)
+    proxy.fakes.triton.models.clear()
+    call = channel.stream_stream(STREAM)()
+    await call.write(request_of("team/a"))
+    answer = pb.ModelStreamInferResponse.FromString(await call.read())
+    assert answer.error_message == (
+        "Request for unknown model: 'team/a' is not found; "
+        "ModelNotFound: Triton does not have the model: "
+        "Request for unknown model: 'team/a' is not found"
+    )
+    await proxy.fakes.until_state("team/a", None)
+    await call.write(request_of("team/a"))
+    answer = pb.ModelStreamInferResponse.FromString(await call.read())
+    assert answer.error_message.endswith("ModelNotFound: model 'team/a' is not loaded")
+    call.cancel()

@@ -14,10 +14,9 @@ from tests.frontends.grpc.proxy_listener import (
     begin,
     channel_to,
     complete,
-    echo,
     frame,
+    limited,
     prefixed,
-    proxy_before,
     refusal,
     request_of,
     until,
@@ -36,35 +35,34 @@ async def each(requests, context):
         yield pb.ModelStreamInferResponse(infer_response=answer).SerializeToString()
 
 
-async def test_stream_too_many_is_refused_with_figures():
+@limited(max_inflight_bytes=TWO)
+async def test_stream_too_many_is_refused_with_figures(proxy, channel):
     """The other streams go on."""
-    async with (
-        proxy_before(each, max_inflight_bytes=TWO) as proxy,
-        channel_to(proxy.address) as channel,
-    ):
-        calls = [channel.stream_stream(STREAM)() for _ in range(2)]
-        for call in calls:
-            await call.write(request_of("m"))
-            assert await call.read()
-        refused = channel.stream_stream(STREAM)()
-        with pytest.raises(grpc.aio.AioRpcError, match="TooManyWaiting") as error:
-            await refused.read()
-        assert error.value.code() is grpc.StatusCode.UNAVAILABLE
-        assert FIGURES in error.value.details()
-        assert ("x-triton-adapter-not-started", "1") in tuple(error.value.trailing_metadata())
-        for call in calls:
-            await call.write(request_of("m"))
-            assert await call.read()
-            await call.done_writing()
-            assert await call.read() is grpc.aio.EOF
-        await until(lambda: proxy.budget.held == 0)
-        again = channel.stream_stream(STREAM)()
-        await again.write(request_of("m"))
-        assert await again.read()
-        again.cancel()
+    proxy.answer_with(each)
+    calls = [channel.stream_stream(STREAM)() for _ in range(2)]
+    for call in calls:
+        await call.write(request_of("m"))
+        assert await call.read()
+    refused = channel.stream_stream(STREAM)()
+    with pytest.raises(grpc.aio.AioRpcError, match="TooManyWaiting") as error:
+        await refused.read()
+    assert error.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert FIGURES in error.value.details()
+    assert ("x-triton-adapter-not-started", "1") in tuple(error.value.trailing_metadata())
+    for call in calls:
+        await call.write(request_of("m"))
+        assert await call.read()
+        await call.done_writing()
+        assert await call.read() is grpc.aio.EOF
+    await until(lambda: proxy.budget.held == 0)
+    again = channel.stream_stream(STREAM)()
+    await again.write(request_of("m"))
+    assert await again.read()
+    again.cancel()
 
 
-async def test_refused_stream_is_unavailable_to_blocking_client():
+@limited(max_inflight_bytes=TWO)
+async def test_refused_stream_is_unavailable_to_blocking_client(proxy):
     """It sends its request meanwhile. A grpc.aio client shows INTERNAL instead where its write
     fails (grpc/grpc#36066), whichever server has refused the stream.
     """
@@ -75,29 +73,22 @@ async def test_refused_stream_is_unavailable_to_blocking_client():
                 next(channel.stream_stream(STREAM)(iter([request_of("m")])))
             return error.value
 
-    async with (
-        proxy_before(each, max_inflight_bytes=TWO) as proxy,
-        wire_to(proxy.address) as first,
-        wire_to(proxy.address) as second,
-    ):
+    proxy.answer_with(each)
+    async with wire_to(proxy.address) as first, wire_to(proxy.address) as second:
         for wire in (first, second):
             wire.greet()
             wire.send(begin(1, STREAM))
-        await until(lambda: budget_of(proxy).held == TWO // 8)
+        await until(lambda: proxy.budget.held == TWO // 8)
         for _ in range(10):
             error = await asyncio.to_thread(call_in_thread, proxy.address)
             assert error.code() is grpc.StatusCode.UNAVAILABLE
             assert FIGURES in error.details()
 
 
-async def test_connection_with_most_streams_makes_room_for_another():
-    async with (
-        proxy_before(each, max_inflight_bytes=TWO) as proxy,
-        wire_to(proxy.address) as wire,
-        channel_to(proxy.address) as other,
-        channel_to(proxy.address) as third,
-    ):
-        wire.greet()
+@limited(max_inflight_bytes=TWO)
+async def test_connection_with_most_streams_makes_room_for_another(proxy, wire):
+    proxy.answer_with(each)
+    async with channel_to(proxy.address) as other, channel_to(proxy.address) as third:
         wire.send(*(begin(i, STREAM) for i in (1, 3)))
         wire.send(frame(frames.DATA, 0, 3, prefixed(request_of("m"))))
         await wire.until(frames.DATA, 3)
@@ -118,19 +109,14 @@ async def test_connection_with_most_streams_makes_room_for_another():
         await until(lambda: proxy.budget.held == 0)
 
 
-async def test_calls_are_served_beside_as_many_streams_as_may_be_open():
-    async with (
-        proxy_before(echo, max_inflight_bytes=TWO) as proxy,
-        wire_to(proxy.address) as wire,
-        channel_to(proxy.address) as channel,
-    ):
-        wire.greet()
-        wire.send(*(begin(i, STREAM) for i in (1, 3, 5)))
-        _, trailers = await wire.answer(5)
-        assert FIGURES.encode() in trailers
-        for name in ("m", "team/a"):  # to Triton itself, and not
-            assert await channel.unary_unary(INFER)(request_of(name))
-        assert (await refusal(channel.unary_unary(INFER)(request_of("none"))))[0] == "NOT_FOUND"
+@limited(max_inflight_bytes=TWO)
+async def test_calls_are_served_beside_as_many_streams_as_may_be_open(proxy, wire, channel):
+    wire.send(*(begin(i, STREAM) for i in (1, 3, 5)))
+    _, trailers = await wire.answer(5)
+    assert FIGURES.encode() in trailers
+    for name in ("m", "team/a"):  # to Triton itself, and not
+        assert await channel.unary_unary(INFER)(request_of(name))
+    assert (await refusal(channel.unary_unary(INFER)(request_of("none"))))[0] == "NOT_FOUND"
 
 
 def of_both(kind: int, flags: int, payload: bytes) -> bytes:
@@ -148,32 +134,30 @@ ENDS = {
 
 
 @pytest.mark.parametrize("end", ENDS)
-async def test_a_stream_that_has_ended_in_any_way_counts_no_more(end):
+async def test_a_stream_that_has_ended_in_any_way_counts_no_more(proxy, wire, end):
     async def act(requests, context):
         async for _ in requests:
             context.set_code(grpc.StatusCode.INTERNAL)
             return
         yield b""
 
-    async with proxy_before(act) as proxy, wire_to(proxy.address) as wire:
-        wire.greet()
-        wire.send(*(begin(i, STREAM) for i in (1, 3)))
-        await until(lambda: proxy.budget.held == 2 * 2**16)
-        if ENDS[end]:
-            wire.send(ENDS[end])
-        else:
-            wire.writer.transport.abort()
-        await until(lambda: proxy.budget.held == 0)
+    proxy.answer_with(act)
+    wire.send(*(begin(i, STREAM) for i in (1, 3)))
+    await until(lambda: proxy.budget.held == 2 * 2**16)
+    if ENDS[end]:
+        wire.send(ENDS[end])
+    else:
+        wire.writer.transport.abort()
+    await until(lambda: proxy.budget.held == 0)
 
 
-async def test_a_connection_to_the_server_behind_that_breaks_ends_its_streams():
-    async with proxy_before(each) as proxy, wire_to(proxy.address) as wire:
-        wire.greet()
-        wire.send(begin(1, STREAM))
-        await until(lambda: proxy.budget.held == 2**16)
-        session = proxy.session
-        await until(lambda: session.upstreams[0].was_open)
-        session.upstreams[0].close()
-        session.flush()
-        await wire.answer(1)
-        await until(lambda: proxy.budget.held == 0)
+async def test_a_connection_to_the_server_behind_that_breaks_ends_its_streams(proxy, wire):
+    proxy.answer_with(each)
+    wire.send(begin(1, STREAM))
+    await until(lambda: proxy.budget.held == 2**16)
+    session = proxy.session
+    await until(lambda: session.upstreams[0].was_open)
+    session.upstreams[0].close()
+    session.flush()
+    await wire.answer(1)
+    await until(lambda: proxy.budget.held == 0)

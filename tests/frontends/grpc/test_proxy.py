@@ -22,6 +22,7 @@ from tests.frontends.grpc.proxy_listener import (
     channel_to,
     complete,
     echo,
+    limited,
     proxy_before,
     refusal,
     request,
@@ -44,22 +45,22 @@ ID_FIELD = 3  # of a ModelInferRequest
         ("ModelStatistics", pb.ModelStatisticsRequest(name="m")),
     ],
 )
-async def test_only_an_inference_is_use_of_a_model(method, message):
+async def test_only_an_inference_is_use_of_a_model(proxy, channel, method, message):
     """Eviction goes by the last use, and a probe of a model is none."""
 
     async def answer(_message, _context):
         return b""
 
-    async with proxy_before(answer) as proxy, channel_to(proxy.address) as channel:
-        call = channel.unary_unary(f"/inference.GRPCInferenceService/{method}")
-        await call(message.SerializeToString())
-        usage = proxy.fakes.control.registry.serving(ModelId("m")).usage
-        assert usage.served == 0
-        await channel.unary_unary(INFER)(request_of("m"))
-        assert usage.served == 1
+    proxy.answer_with(answer)
+    call = channel.unary_unary(f"/inference.GRPCInferenceService/{method}")
+    await call(message.SerializeToString())
+    usage = proxy.fakes.control.registry.serving(ModelId("m")).usage
+    assert usage.served == 0
+    await channel.unary_unary(INFER)(request_of("m"))
+    assert usage.served == 1
 
 
-async def test_a_model_that_triton_lost_and_that_comes_back_is_not_ready():
+async def test_a_model_that_triton_lost_and_that_comes_back_is_not_ready(proxy, channel):
     has_lost = True
 
     async def act(message, context):
@@ -68,16 +69,16 @@ async def test_a_model_that_triton_lost_and_that_comes_back_is_not_ready():
             await context.abort(grpc.StatusCode.NOT_FOUND, text)
         return await echo(message, context)
 
-    async with proxy_before(act) as proxy, channel_to(proxy.address) as channel:
-        proxy.fakes.load_lost_again()
-        proxy.fakes.triton.models.clear()
-        call = channel.unary_unary(INFER)
-        code, text = await refusal(call(request_of("m")))
-        assert (code, text) == ("UNAVAILABLE", "ModelNotReady: model 'm' is being loaded again")
-        has_lost = False
-        await until(lambda: "m" in proxy.fakes.triton.models)
-        await proxy.fakes.until_state("m", ModelState.READY)
-        await call(request_of("m"))
+    proxy.answer_with(act)
+    proxy.fakes.load_lost_again()
+    proxy.fakes.triton.models.clear()
+    call = channel.unary_unary(INFER)
+    code, text = await refusal(call(request_of("m")))
+    assert (code, text) == ("UNAVAILABLE", "ModelNotReady: model 'm' is being loaded again")
+    has_lost = False
+    await until(lambda: "m" in proxy.fakes.triton.models)
+    await proxy.fakes.until_state("m", ModelState.READY)
+    await call(request_of("m"))
 
 
 @pytest.mark.parametrize(
@@ -89,18 +90,18 @@ async def test_a_model_that_triton_lost_and_that_comes_back_is_not_ready():
         ("m", [("mm-model-id-bin", b"team/a")], "team/a", 0),
     ],
 )
-async def test_metadata_of_a_mesh_decides(named, metadata, model, straight):
+async def test_metadata_of_a_mesh_decides(proxy, channel, *, named, metadata, model, straight):
     seen = []
 
     async def act(message, context):
         seen.append(dict(context.invocation_metadata()))
         return await echo(message, context)
 
-    async with proxy_before(act) as proxy, channel_to(proxy.address) as channel:
-        answer = await channel.unary_unary(INFER)(request_of(named), metadata=metadata)
-        assert pb.ModelInferResponse.FromString(answer).model_name == model
-        assert proxy.counted("OK") == straight
-        assert not {key for key in seen[0] if key.startswith("mm-")}
+    proxy.answer_with(act)
+    answer = await channel.unary_unary(INFER)(request_of(named), metadata=metadata)
+    assert pb.ModelInferResponse.FromString(answer).model_name == model
+    assert proxy.counted("OK") == straight
+    assert not {key for key in seen[0] if key.startswith("mm-")}
 
 
 MESH = [("mm-model-id", "nope")]
@@ -188,29 +189,27 @@ async def test_mesh_is_told_not_found_without_triton(size, monkeypatch):
         assert (code, text) == ("NOT_FOUND", "ModelNotFound: Triton exited, and model 'm' with it")
 
 
-async def test_a_model_may_be_unavailable_in_the_words_of_a_connection():
+async def test_a_model_may_be_unavailable_in_the_words_of_a_connection(proxy, channel):
     async def act(message, context):
         await context.abort(grpc.StatusCode.UNAVAILABLE, "connection refused by the feature store")
 
-    async with proxy_before(act) as proxy, channel_to(proxy.address) as channel:
-        call = channel.unary_unary(INFER)(request_of())
-        code, text = await refusal(call)
-        assert code == "UNAVAILABLE"
-        assert text == "BackendUnavailable: connection refused by the feature store"
-        assert RPC_NOT_STARTED not in dict(await call.trailing_metadata())
+    proxy.answer_with(act)
+    call = channel.unary_unary(INFER)(request_of())
+    code, text = await refusal(call)
+    assert code == "UNAVAILABLE"
+    assert text == "BackendUnavailable: connection refused by the feature store"
+    assert RPC_NOT_STARTED not in dict(await call.trailing_metadata())
 
 
-async def test_an_answer_over_the_limit_is_told_with_its_size():
+@limited(max_message_bytes=MIB)
+async def test_an_answer_over_the_limit_is_told_with_its_size(proxy, channel):
     async def act(message, context):
         return bytes(2 * MIB)
 
-    async with (
-        proxy_before(act, max_message_bytes=MIB) as proxy,
-        channel_to(proxy.address) as channel,
-    ):
-        code, text = await refusal(channel.unary_unary(INFER)(request_of()))
-        assert (code, "answer is too large" in text, str(MIB) in text) == ("INTERNAL", True, True)
-        await proxy.until_free("m")
+    proxy.answer_with(act)
+    code, text = await refusal(channel.unary_unary(INFER)(request_of()))
+    assert (code, "answer is too large" in text, str(MIB) in text) == ("INTERNAL", True, True)
+    await proxy.until_free("m")
 
 
 class Slow:
@@ -243,52 +242,50 @@ class Slow:
         assert (proxy.abandoned("m"), self.is_cancelled) == (0, False)
 
 
-async def test_a_triton_that_survives_cancels_hears_of_a_caller_who_cancels():
+@limited(takes_cancels=True)
+async def test_a_triton_that_survives_cancels_hears_of_a_caller_who_cancels(proxy, channel):
     act = Slow()
-    async with (
-        proxy_before(act.serve, takes_cancels=True) as proxy,
-        channel_to(proxy.address) as channel,
-    ):
-        call = channel.unary_unary(INFER)(request_of())
-        await asyncio.wait({asyncio.ensure_future(act.started.wait())})
-        call.cancel()
-        await proxy.until_counted("CANCELLED")
-        await asyncio.wait_for(act.cancelled.wait(), 10)
-        assert (proxy.in_flight("m"), proxy.abandoned("m")) == (0, 0)
-        act.go_on.set()
-        await channel.unary_unary(INFER)(request_of())
+    proxy.answer_with(act.serve)
+    call = channel.unary_unary(INFER)(request_of())
+    await asyncio.wait({asyncio.ensure_future(act.started.wait())})
+    call.cancel()
+    await proxy.until_counted("CANCELLED")
+    await asyncio.wait_for(act.cancelled.wait(), 10)
+    assert (proxy.in_flight("m"), proxy.abandoned("m")) == (0, 0)
+    act.go_on.set()
+    await channel.unary_unary(INFER)(request_of())
 
 
 @pytest.mark.parametrize("end", ["cancels", "disconnects"])
-async def test_triton_never_hears_of_a_caller_who(end):
+async def test_triton_never_hears_of_a_caller_who(proxy, end):
     act = Slow()
-    async with proxy_before(act.serve) as proxy:
-        async with wire_to(proxy.address) as wire:
-            wire.greet()
-            wire.send(request(1))
-            async with asyncio.timeout(5):
-                await act.started.wait()
-            assert (proxy.in_flight("m"), proxy.abandoned("m")) == (1, 0)
-            if end == "cancels":
-                wire.send(frames.reset(1, Code.CANCEL))
-            else:
-                wire.writer.transport.abort()
-            await proxy.until_counted("CANCELLED")
-        await act.ends_untold(proxy)
-        await proxy.until_at_rest()
+    proxy.answer_with(act.serve)
+    async with wire_to(proxy.address) as wire:
+        wire.greet()
+        wire.send(request(1))
+        async with asyncio.timeout(5):
+            await act.started.wait()
+        assert (proxy.in_flight("m"), proxy.abandoned("m")) == (1, 0)
+        if end == "cancels":
+            wire.send(frames.reset(1, Code.CANCEL))
+        else:
+            wire.writer.transport.abort()
+        await proxy.until_counted("CANCELLED")
+    await act.ends_untold(proxy)
+    await proxy.until_at_rest()
 
 
-async def test_a_closing_listener_waits_for_what_triton_still_works_on():
+async def test_a_closing_listener_waits_for_what_triton_still_works_on(proxy, channel):
     act = Slow()
-    async with proxy_before(act.serve) as proxy, channel_to(proxy.address) as channel:
-        await channel.channel_ready()
-        code, _ = await refusal(channel.unary_unary(INFER)(request_of(), timeout=1))
-        assert code == "DEADLINE_EXCEEDED"
-        closing = asyncio.create_task(proxy.server.close(30))
-        await channel.close()
-        await act.ends_untold(proxy)
-        await closing
-        assert not act.is_cancelled
+    proxy.answer_with(act.serve)
+    await channel.channel_ready()
+    code, _ = await refusal(channel.unary_unary(INFER)(request_of(), timeout=1))
+    assert code == "DEADLINE_EXCEEDED"
+    closing = asyncio.create_task(proxy.server.close(30))
+    await channel.close()
+    await act.ends_untold(proxy)
+    await closing
+    assert not act.is_cancelled
 
 
 async def test_bug_in_judging_failure_frees_model(proxy, channel, monkeypatch):
@@ -346,14 +343,11 @@ async def test_triton_that_breaks_off_is_unavailable_and_the_next_call_connects_
 
 @pytest.mark.parametrize("path", [INFER, f"{INFER}x"])
 @pytest.mark.slow
-async def test_a_request_over_the_limit_is_refused_and_the_others_go_on(path):
-    async with (
-        proxy_before(echo, max_message_bytes=MIB) as proxy,
-        channel_to(proxy.address) as channel,
-    ):
-        big = pb.ModelInferRequest(model_name="m", raw_input_contents=[bytes(9 * MIB)])
-        for _ in range(3):
-            refused = refusal(channel.unary_unary(path)(big.SerializeToString()))
-            good = channel.unary_unary(INFER)(request_of("team/a"))
-            (_, text), _ = await asyncio.gather(refused, good)
-            assert "larger than max" in text or "not found" in text
+@limited(max_message_bytes=MIB)
+async def test_a_request_over_the_limit_is_refused_and_the_others_go_on(proxy, channel, path):
+    big = pb.ModelInferRequest(model_name="m", raw_input_contents=[bytes(9 * MIB)])
+    for _ in range(3):
+        refused = refusal(channel.unary_unary(path)(big.SerializeToString()))
+        good = channel.unary_unary(INFER)(request_of("team/a"))
+        (_, text), _ = await asyncio.gather(refused, good)
+        assert "larger than max" in text or "not found" in text

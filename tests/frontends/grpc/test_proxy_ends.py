@@ -6,20 +6,22 @@ import pytest
 
 from adapter.relay import frames
 from adapter.relay.frames import Code
-from tests.fakes.http2_triton import GOOD, HEAD, answer, pour, scripted_triton, untouched
+from tests.fakes.http2_triton import GOOD, HEAD, answer, pour, untouched
 from tests.frontends.grpc.proxy_listener import (
     INFER,
     begin,
     channel_to,
     complete,
-    echo,
+    data_frames,
     frame,
     head_of,
-    proxy_before,
+    limited,
+    prefixed,
     refusal,
     request,
     request_of,
     status,
+    until,
     wire_to,
 )
 
@@ -46,34 +48,28 @@ async def test_the_callers_limit_of_time_is_kept_though_the_caller_waits(
     await untouched(triton)
 
 
-async def test_an_answer_that_stands_still_is_given_up_in_time():
-    async with (
-        proxy_before(echo, timeout_seconds=0.5) as proxy,
-        scripted_triton(proxy) as upstream,
-        wire_to(proxy.address) as wire,
-    ):
-        wire.greet()
-        wire.send(request(1))
-        triton = await upstream.accepted()
-        triton.send(frames.header_block(1, HEAD, end=False))
-        triton.send(frame(frames.DATA, 0, 1, b"\0\0\0\0\x09begun"))
-        _, trailers = await wire.answer(1)
-        assert status(trailers) == "DEADLINE_EXCEEDED"
-        assert b"BackendTimeout: no answer from Triton within 0.5 s" in trailers
-        assert (proxy.in_flight("m"), proxy.abandoned("m")) == (1, 1)
-        triton.send(frame(frames.DATA, 0, 1, b"late"), frames.header_block(1, GOOD, end=True))
-        await proxy.until_free("m")
-        await untouched(triton)
+@limited(timeout_seconds=0.5)
+async def test_an_answer_that_stands_still_is_given_up_in_time(proxy, upstream, wire):
+    wire.send(request(1))
+    triton = await upstream.accepted()
+    triton.send(frames.header_block(1, HEAD, end=False))
+    triton.send(frame(frames.DATA, 0, 1, b"\0\0\0\0\x09begun"))
+    _, trailers = await wire.answer(1)
+    assert status(trailers) == "DEADLINE_EXCEEDED"
+    assert b"BackendTimeout: no answer from Triton within 0.5 s" in trailers
+    assert (proxy.in_flight("m"), proxy.abandoned("m")) == (1, 1)
+    triton.send(frame(frames.DATA, 0, 1, b"late"), frames.header_block(1, GOOD, end=True))
+    await proxy.until_free("m")
+    await untouched(triton)
 
 
-async def test_a_request_that_does_not_come_is_given_up_in_time():
-    async with proxy_before(echo, timeout_seconds=0.3) as proxy, wire_to(proxy.address) as wire:
-        wire.greet()
-        wire.send(begin(1))
-        wire.send(frame(frames.DATA, 0, 1, b"\0"))
-        _, trailers = await wire.answer(1)
-        assert status(trailers) == "DEADLINE_EXCEEDED"
-        assert b"BackendTimeout: the request did not come in time" in trailers
+@limited(timeout_seconds=0.3)
+async def test_a_request_that_does_not_come_is_given_up_in_time(proxy, wire):
+    wire.send(begin(1))
+    wire.send(frame(frames.DATA, 0, 1, b"\0"))
+    _, trailers = await wire.answer(1)
+    assert status(trailers) == "DEADLINE_EXCEEDED"
+    assert b"BackendTimeout: the request did not come in time" in trailers
 
 
 @pytest.mark.slow
@@ -86,8 +82,7 @@ async def test_tritons_goaway_lets_calls_end_then_reconnects(proxy, upstream, wi
     _, trailers = await wire.answer(5)
     assert status(trailers) == "UNAVAILABLE"
     wire.send(request(7))
-    second = await upstream.accepted()
-    await second.until(frames.DATA, 1)
+    second = await upstream.asked()
     second.send(answer(1, b"seven"))
     assert (await wire.answer(7))[0][5:] == b"seven"
     triton.send(answer(1, b"one"), answer(3, b"three"))
@@ -106,16 +101,13 @@ async def test_triton_dying_amid_an_answer_is_unavailable(proxy, upstream, wire)
     triton = await upstream.asked()
     triton.send(frames.header_block(1, HEAD, end=False))
     half = b"\0" + (99_995).to_bytes(4, "big") + bytes(49_995)
-    triton.send(
-        *(frame(frames.DATA, 0, 1, half[at : at + 10_000]) for at in range(0, 50_000, 10_000))
-    )
+    triton.send(*data_frames(1, half, 10_000, ends=False))
     await wire.until(frames.HEADERS, 3)
     triton.writer.close()
     _, trailers = await wire.answer(3)
     assert status(trailers) == "UNAVAILABLE"
     wire.send(complete(1))
-    second = await upstream.accepted()
-    await second.until(frames.DATA, 1)
+    second = await upstream.asked()
     second.send(answer(1, b"again"))
     assert (await wire.answer(1))[0][5:] == b"again"
     assert proxy.in_flight("m") == 0
@@ -172,27 +164,20 @@ async def test_what_is_not_http_2_is_closed_at_once(proxy, sent):
 
 
 @pytest.mark.parametrize("method", ["RepositoryModelUnload", "RepositoryModelLoad", "Nothing"])
-async def test_other_methods_never_reach_triton(method):
-    async def act(message, context):
-        raise AssertionError("it must not be asked")
-
-    async with proxy_before(act) as proxy, channel_to(proxy.address) as channel:
-        call = channel.unary_unary(f"/inference.GRPCInferenceService/{method}")
-        assert (await refusal(call(request_of())))[0] == "UNIMPLEMENTED"
+async def test_other_methods_never_reach_triton(proxy, channel, method):
+    call = channel.unary_unary(f"/inference.GRPCInferenceService/{method}")
+    assert (await refusal(call(request_of())))[0] == "UNIMPLEMENTED"
+    assert proxy.methods == set()
 
 
 @pytest.mark.slow
 async def test_a_slow_reader_gets_all_of_its_answer_though_the_proxy_closes(proxy, upstream, wire):
-    wire.send(frames.settings({frames.INITIAL_WINDOW_SIZE: 2**31 - 1}))
-    wire.send(frames.window_update(0, 2**30), request(1))
+    wire.widen()
+    wire.send(request(1))
     triton = await upstream.asked()
     wire.reader._transport.pause_reading()
-    whole = b"\0" + (2**23).to_bytes(4, "big") + bytes(2**23)
-    pouring = asyncio.create_task(pour(triton, 1, whole))
-    session = proxy.session
-    async with asyncio.timeout(10):
-        while not session.is_paused:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+    pouring = asyncio.create_task(pour(triton, 1, prefixed(bytes(2**23))))
+    await until(lambda: proxy.session.is_paused)
     closing = asyncio.create_task(proxy.server.close(10))
     await asyncio.sleep(0)
     wire.reader._transport.resume_reading()
@@ -236,12 +221,9 @@ async def test_the_reserved_bit_of_a_streams_number_is_ignored(proxy, wire, mask
     assert status((await wire.answer(1))[1]) == "OK"
 
 
-async def test_failing_look_spares_other_connections_time_limits(caplog):
-    async with (
-        proxy_before(echo, timeout_seconds=1) as proxy,
-        wire_to(proxy.address) as first,
-        wire_to(proxy.address) as second,
-    ):
+@limited(timeout_seconds=1)
+async def test_failing_look_spares_other_connections_time_limits(proxy, caplog):
+    async with wire_to(proxy.address) as first, wire_to(proxy.address) as second:
         for wire in (first, second):
             wire.greet()
             wire.send(begin(1))
@@ -257,22 +239,3 @@ async def test_failing_look_spares_other_connections_time_limits(caplog):
         assert "request.failed" in {record.message for record in caplog.records}
         odd.streams[1].deadline = 0.0
         await asyncio.gather(*told)
-
-
-def test_a_thousand_connections_may_wait_to_be_accepted():
-    backlogs = []
-
-    async def listen() -> None:
-        loop = asyncio.get_running_loop()
-        real = loop.create_server
-
-        async def seen(*args, **options):
-            backlogs.append(options["backlog"])
-            return await real(*args, **options)
-
-        loop.create_server = seen
-        async with proxy_before(echo):
-            pass
-
-    asyncio.run(listen())
-    assert backlogs == [1024]

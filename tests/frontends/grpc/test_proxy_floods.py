@@ -196,7 +196,7 @@ async def test_small_frames_end_their_connection_however_slowly_they_come(proxy,
 
 
 @pytest.mark.slow
-async def test_acknowledgements_of_answers_are_no_small_frames_however_many():
+async def test_acknowledgements_of_answers_are_no_small_frames_however_many(proxy, wire):
     """Each piece of an answer is acknowledged as the busiest of clients do: with its windows and a
     PING.
     """
@@ -206,14 +206,13 @@ async def test_acknowledgements_of_answers_are_no_small_frames_however_many():
         async for message in requests:
             yield pb.ModelStreamInferResponse(error_message=str(len(message))).SerializeToString()
 
-    async with proxy_before(act) as proxy, wire_to(proxy.address) as wire:
-        wire.greet()
-        wire.send(begin(1, STREAM))
-        for _ in range(count):
-            wire.send(frame(frames.DATA, 0, 1, prefixed(request_of())))
-            size = len((await wire.until(frames.DATA, 1))[2])
-            windows = (frames.window_update(one, size) for one in (0, 1))
-            wire.send(*windows, frames.ping(bytes(8)))
+    proxy.answer_with(act)
+    wire.send(begin(1, STREAM))
+    for _ in range(count):
+        wire.send(frame(frames.DATA, 0, 1, prefixed(request_of())))
+        size = len((await wire.until(frames.DATA, 1))[2])
+        windows = (frames.window_update(one, size) for one in (0, 1))
+        wire.send(*windows, frames.ping(bytes(8)))
 
 
 async def test_an_idle_client_may_ping_for_ever(proxy, wire):

@@ -20,12 +20,11 @@ from tests.frontends.grpc.proxy_listener import (
     data_frames,
     echo,
     frame,
+    limited,
     prefixed,
-    proxy_before,
     request,
     request_of,
     until,
-    wire_to,
 )
 
 
@@ -111,26 +110,26 @@ def sized(stream_id: int, name: str, size: int) -> bytes:
     return begin(stream_id) + frame(frames.DATA, frames.END_STREAM, stream_id, message)
 
 
-async def test_answers_of_both_never_overrun_the_window_and_all_arrive():
-    async with proxy_before(answer_sized) as proxy, wire_to(proxy.address) as wire:
-        wire.greet({frames.INITIAL_WINDOW_SIZE: frames.MAX_WINDOW})
-        sizes = {1: 1, 3: 50_000, 5: 60_000, 7: 40_000, 9: 50_000}
-        for stream_id, size in sizes.items():
-            wire.send(sized(stream_id, "team/a" if stream_id in {3, 7} else "m", size))
-        window, ended = frames.DEFAULT_WINDOW, set()
-        while ended != sizes.keys():
-            kind, flags, stream_id, payload = await wire.next()
-            if kind == frames.DATA:
-                window -= len(payload)
-                assert window >= 0
-                if window < 5:
-                    wire.send(frames.window_update(0, 10_000))
-                    window += 10_000
-            elif kind == frames.HEADERS and flags & frames.END_STREAM:
-                ended.add(stream_id)
-        for stream_id, size in sizes.items():
-            data = b"".join(f[3] for f in wire.got if (f[0], f[2]) == (frames.DATA, stream_id))
-            assert len(pb.ModelInferResponse.FromString(data[5:]).id) == size
+async def test_answers_of_both_never_overrun_the_window_and_all_arrive(proxy, wire):
+    proxy.answer_with(answer_sized)
+    wire.send(frames.settings({frames.INITIAL_WINDOW_SIZE: frames.MAX_WINDOW}))
+    sizes = {1: 1, 3: 50_000, 5: 60_000, 7: 40_000, 9: 50_000}
+    for stream_id, size in sizes.items():
+        wire.send(sized(stream_id, "team/a" if stream_id in {3, 7} else "m", size))
+    window, ended = frames.DEFAULT_WINDOW, set()
+    while ended != sizes.keys():
+        kind, flags, stream_id, payload = await wire.next()
+        if kind == frames.DATA:
+            window -= len(payload)
+            assert window >= 0
+            if window < 5:
+                wire.send(frames.window_update(0, 10_000))
+                window += 10_000
+        elif kind == frames.HEADERS and flags & frames.END_STREAM:
+            ended.add(stream_id)
+    for stream_id, size in sizes.items():
+        data = b"".join(f[3] for f in wire.got if (f[0], f[2]) == (frames.DATA, stream_id))
+        assert len(pb.ModelInferResponse.FromString(data[5:]).id) == size
 
 
 @pytest.mark.slow
@@ -152,20 +151,20 @@ async def test_closing_listener_waits_for_closed_windows(proxy, upstream, wire):
 
 
 @pytest.mark.parametrize("name", ["m", "team/a"])
-async def test_an_answer_that_is_not_read_holds_up_no_other(name):
+async def test_an_answer_that_is_not_read_holds_up_no_other(proxy, wire, name):
     """Of many answers a caller takes none but the last; nor does Triton wait for it."""
-    async with proxy_before(answer_sized) as proxy, wire_to(proxy.address) as wire:
-        wire.greet({frames.INITIAL_WINDOW_SIZE: 1})
-        wire.send(frames.window_update(0, frames.MAX_WINDOW - frames.DEFAULT_WINDOW))
-        for stream_id in range(1, 13, 2):
-            wire.send(sized(stream_id, name, 2 * MIB))
-        for _ in range(6):
-            await wire.until(frames.HEADERS)
-        for stream_id, other in ((101, "m"), (103, "team/a")):
-            wire.send(sized(stream_id, other, 70_000), frames.window_update(stream_id, MIB))
-            data, _ = await wire.answer(stream_id)
-            assert len(data) > 70_000
-        assert held(proxy) < 6 * MIB
+    proxy.answer_with(answer_sized)
+    wire.send(frames.settings({frames.INITIAL_WINDOW_SIZE: 1}))
+    wire.send(frames.window_update(0, frames.MAX_WINDOW - frames.DEFAULT_WINDOW))
+    for stream_id in range(1, 13, 2):
+        wire.send(sized(stream_id, name, 2 * MIB))
+    for _ in range(6):
+        await wire.until(frames.HEADERS)
+    for stream_id, other in ((101, "m"), (103, "team/a")):
+        wire.send(sized(stream_id, other, 70_000), frames.window_update(stream_id, MIB))
+        data, _ = await wire.answer(stream_id)
+        assert len(data) > 70_000
+    assert held(proxy) < 6 * MIB
 
 
 async def test_a_request_that_triton_does_not_take_holds_up_no_other(proxy, upstream, wire):
@@ -199,26 +198,25 @@ class Room:
         self.left -= size
 
 
-async def test_crowd_of_unfinished_requests_is_all_answered():
+@limited(max_inflight_bytes=MIB)
+async def test_crowd_of_unfinished_requests_is_all_answered(proxy, wire):
     """Many requests whose ends come last, and together more than may be held."""
     message = prefixed(big_request("m", 200_000))
-    async with proxy_before(echo, max_inflight_bytes=MIB) as proxy, wire_to(proxy.address) as wire:
-        wire.greet()
-        wire.widen()
-        ids = range(1, 41, 2)
+    wire.widen()
+    ids = range(1, 41, 2)
+    for stream_id in ids:
+        wire.send(begin(stream_id))
+    await wire.until(frames.WINDOW_UPDATE, 0)
+    room = Room(wire)
+    for at in range(0, len(message), 2**14):
         for stream_id in ids:
-            wire.send(begin(stream_id))
-        await wire.until(frames.WINDOW_UPDATE, 0)
-        room = Room(wire)
-        for at in range(0, len(message), 2**14):
-            for stream_id in ids:
-                piece = message[at : at + 2**14]
-                await room.take(len(piece))
-                end = int(at + 2**14 >= len(message))
-                wire.send(frame(frames.DATA, end, stream_id, piece))
-        while len([f for f in wire.got if f[0] == frames.HEADERS and f[1] & 1]) < len(ids):
-            assert await wire.next() is not None
-        assert proxy.counted("OK") == len(ids)
+            piece = message[at : at + 2**14]
+            await room.take(len(piece))
+            end = int(at + 2**14 >= len(message))
+            wire.send(frame(frames.DATA, end, stream_id, piece))
+    while len([f for f in wire.got if f[0] == frames.HEADERS and f[1] & 1]) < len(ids):
+        assert await wire.next() is not None
+    assert proxy.counted("OK") == len(ids)
 
 
 # -- what Triton has of a request
@@ -302,8 +300,8 @@ async def test_padding_of_large_frame_is_credited(proxy, wire):
     payload = bytes([padding]) + message + bytes(padding)
     padded = frame(frames.DATA, frames.PADDED, 1, payload)
     wire.send(begin(1), padded[: 2**16])
-    await until(lambda: any(one.streams for one in proxy.server._sessions))
-    (session,) = proxy.server._sessions
+    session = proxy.session
+    await until(lambda: session.streams)
     stream = session.streams[1]
     await until(lambda: stream.received_bytes)
     assert stream.received_bytes < len(message)
@@ -314,19 +312,18 @@ async def test_padding_of_large_frame_is_credited(proxy, wire):
     assert session._receive_window + session.unannounced == CONNECTION_WINDOW
 
 
-async def test_second_name_under_way_reaches_no_model():
+async def test_second_name_under_way_reaches_no_model(proxy, wire):
     seen = []
 
     async def act(message, context):
         seen.append(pb.ModelInferRequest.FromString(message).model_name)
         return await echo(message, context)
 
-    async with proxy_before(act) as proxy, wire_to(proxy.address) as wire:
-        wire.greet()
-        await wire.pour(3, prefixed(big_request("m", 700_000) + b"\x0a\x06team/a"))
-        _, trailers = await wire.answer(3)
-        assert b"InvalidRequest: the message names its model more than once" in trailers
-        wire.send(request(5))
-        await wire.answer(5)
-        assert seen == ["m"]
-        assert proxy.in_flight("m") == 0
+    proxy.answer_with(act)
+    await wire.pour(3, prefixed(big_request("m", 700_000) + b"\x0a\x06team/a"))
+    _, trailers = await wire.answer(3)
+    assert b"InvalidRequest: the message names its model more than once" in trailers
+    wire.send(request(5))
+    await wire.answer(5)
+    assert seen == ["m"]
+    assert proxy.in_flight("m") == 0

@@ -12,11 +12,11 @@ from tests.frontends.grpc.proxy_listener import (
     INFER,
     STREAM,
     begin,
-    echo,
+    data_frames,
     frame,
     head_of,
+    limited,
     prefixed,
-    proxy_before,
     request_of,
     status,
     wire_to,
@@ -90,40 +90,36 @@ BADLY_PACKED = {
 async def test_a_message_that_cannot_be_unpacked_is_answered(proxy, path):
     for name, (message, more) in BADLY_PACKED.items():
         with case(name):
-            assert status(await answered(proxy, path, [message], *more)) != 0
+            assert status(await answered(proxy, path, [message], *more)) != "OK"
 
 
-async def test_a_stream_without_messages_is_answered_as_it_was():
-    async with proxy_before(silent) as proxy:
-        assert status(await answered(proxy, STREAM, [b""])) == "OK"
-        assert status(await answered(proxy, STREAM, [])) == "OK"
+async def test_a_stream_without_messages_is_answered_as_it_was(proxy):
+    proxy.answer_with(silent)
+    assert status(await answered(proxy, STREAM, [b""])) == "OK"
+    assert status(await answered(proxy, STREAM, [])) == "OK"
 
 
 @pytest.mark.parametrize("size", [3, 20])
-async def test_a_stream_whose_message_breaks_off_ends(size):
-    async with proxy_before(silent) as proxy:
-        await answered(proxy, STREAM, [MESSAGE[:size]])
+async def test_a_stream_whose_message_breaks_off_ends(proxy, size):
+    proxy.answer_with(silent)
+    await answered(proxy, STREAM, [MESSAGE[:size]])
 
 
-async def test_large_unfinished_message_is_given_up():
-    async with proxy_before(echo, timeout_seconds=0.5) as proxy:
-        pieces = [LARGE[at : at + 2**14] for at in range(0, 300_000, 2**14)]
-        trailers = await answered(proxy, READY, pieces, end=False)
-        assert status(trailers) == "DEADLINE_EXCEEDED"
-        assert b"BackendTimeout: the request did not come in time" in trailers
+@limited(timeout_seconds=0.5)
+async def test_large_unfinished_message_is_given_up(proxy):
+    pieces = [LARGE[at : at + 2**14] for at in range(0, 300_000, 2**14)]
+    trailers = await answered(proxy, READY, pieces, end=False)
+    assert status(trailers) == "DEADLINE_EXCEEDED"
+    assert b"BackendTimeout: the request did not come in time" in trailers
 
 
 async def test_answer_before_whole_request_ends_its_stream(proxy, upstream, wire):
     """Triton gets RST_STREAM, as the request's stream would stay open there, and the client gets
     one, as the rest of its request is not needed.
     """
-    pieces = [LARGE[at : at + frames.FRAME_BYTES] for at in range(0, 2**18, frames.FRAME_BYTES)]
-    wire.send(begin(1))
-    wire.send(*(frame(frames.DATA, 0, 1, piece) for piece in pieces))
-    triton = await upstream.accepted()
-    await triton.until(frames.DATA, 1)
+    wire.send(begin(1), *data_frames(1, LARGE[: 2**18], ends=False))
+    triton = await upstream.asked()
     triton.send(answer(1))
-    no_error = Code.NO_ERROR.to_bytes(4)
-    assert await triton.until(frames.RST_STREAM, 1) == (0, 1, no_error)
-    assert await wire.until(frames.RST_STREAM, 1) == (0, 1, no_error)
+    assert await triton.reset_of(1) == Code.NO_ERROR
+    assert await wire.reset_of(1) == Code.NO_ERROR
     await proxy.until_free("m")

@@ -24,12 +24,12 @@ from tests.frontends.grpc.proxy_listener import (
     echo,
     frame,
     head_of,
+    limited,
     prefixed,
     proxy_before,
     refusal,
     request_of,
     until,
-    wire_to,
 )
 from tests.grpc_calls import SERVICE
 
@@ -53,7 +53,7 @@ async def test_a_call_that_says_its_length_is_served(proxy, wire, name):
 
 @pytest.mark.parametrize("name", ["m", "team/a"])
 @pytest.mark.parametrize("difference", [-1, 1])
-async def test_wrong_length_ends_stream_before_any_model(difference, name):
+async def test_wrong_length_ends_stream_before_any_model(proxy, wire, difference, name):
     asked = []
 
     async def act(message, context):
@@ -61,15 +61,14 @@ async def test_wrong_length_ends_stream_before_any_model(difference, name):
         return await echo(message, context)
 
     message = prefixed(request_of(name))
-    async with proxy_before(act) as proxy, wire_to(proxy.address) as wire:
-        wire.greet()
-        wire.send(with_length(len(message) + difference))
-        wire.send(frame(frames.DATA, frames.END_STREAM, 1, message))
-        assert await wire.reset_of(1) == Code.PROTOCOL_ERROR
-        wire.send(with_length(len(message), 3), frame(frames.DATA, frames.END_STREAM, 3, message))
-        await wire.answer(3)
-        assert len(asked) == 1
-        assert proxy.in_flight("m") == 0
+    proxy.answer_with(act)
+    wire.send(with_length(len(message) + difference))
+    wire.send(frame(frames.DATA, frames.END_STREAM, 1, message))
+    assert await wire.reset_of(1) == Code.PROTOCOL_ERROR
+    wire.send(with_length(len(message), 3), frame(frames.DATA, frames.END_STREAM, 3, message))
+    await wire.answer(3)
+    assert len(asked) == 1
+    assert proxy.in_flight("m") == 0
 
 
 async def test_late_wrong_length_reaches_no_model(proxy, upstream, wire):
@@ -139,7 +138,6 @@ async def test_a_load_may_bring_files_above_the_limit_of_other_calls():
 # -- of all together
 
 
-mebibyte = pytest.mark.parametrize("proxy", [{"max_inflight_bytes": MIB}], indirect=True)
 BEGUN = prefixed(big_request("m", MIB))
 
 
@@ -156,7 +154,7 @@ async def taken(proxy: ProxySetup) -> AsyncIterator[HeldBody]:
         yield other
 
 
-@mebibyte
+@limited(max_inflight_bytes=MIB)
 async def test_large_requests_wait_for_room_and_small_ones_go_on_beside_them(proxy, channel, taken):
     infer = channel.unary_unary(INFER)
     large = asyncio.ensure_future(infer(BEGUN[5:]))
@@ -168,7 +166,7 @@ async def test_large_requests_wait_for_room_and_small_ones_go_on_beside_them(pro
     assert (proxy.budget.held, proxy.budget.waiting) == (0, 0)
 
 
-@mebibyte
+@limited(max_inflight_bytes=MIB)
 @pytest.mark.usefixtures("taken")
 @pytest.mark.parametrize("end", ["reset", "close", "unload"])
 async def test_who_leaves_while_it_waits_keeps_nothing(proxy, wire, end):
@@ -185,7 +183,7 @@ async def test_who_leaves_while_it_waits_keeps_nothing(proxy, wire, end):
     await until(lambda: proxy.budget.held == MIB and not proxy.budget.waiting)
 
 
-@mebibyte
+@limited(max_inflight_bytes=MIB)
 @pytest.mark.usefixtures("taken")
 async def test_the_deadline_of_what_waits_for_room_is_kept(proxy, channel):
     call = channel.unary_unary(INFER)(BEGUN[5:], timeout=0.5)
@@ -193,7 +191,7 @@ async def test_the_deadline_of_what_waits_for_room_is_kept(proxy, channel):
     await until(lambda: not proxy.budget.waiting)
 
 
-@mebibyte
+@limited(max_inflight_bytes=MIB)
 @pytest.mark.usefixtures("taken")
 async def test_what_finds_no_room_is_refused_after_a_while(channel, monkeypatch):
     monkeypatch.setattr(byte_budget, "_WAIT_SECONDS", 0.2)
@@ -202,7 +200,7 @@ async def test_what_finds_no_room_is_refused_after_a_while(channel, monkeypatch)
     assert "TooManyWaiting: there was no room for the body for 0.2 s" in text
 
 
-@mebibyte
+@limited(max_inflight_bytes=MIB)
 async def test_who_waits_may_send_one_window_and_no_more(proxy, wire, taken):
     wire.send(begun(1, STREAM_WINDOW // 2**14))
     await until(lambda: proxy.budget.held == MIB + STREAM_WINDOW)
@@ -211,7 +209,7 @@ async def test_who_waits_may_send_one_window_and_no_more(proxy, wire, taken):
     await wire.until(frames.WINDOW_UPDATE, 1)
 
 
-@mebibyte
+@limited(max_inflight_bytes=MIB)
 @pytest.mark.usefixtures("taken")
 async def test_what_waits_is_refused_where_it_keeps_out_what_need_not_wait(proxy, wire):
     """The window of the connection is used up by two who wait."""

@@ -1,7 +1,7 @@
 """What callers may do with HTTP/2 at the gRPC proxy, and what it answers to what they may not."""
 
 import pytest
-from hpack import Encoder
+from hpack import Decoder, Encoder
 from tritonclient.grpc import service_pb2 as pb
 
 from adapter.relay import frames
@@ -9,18 +9,18 @@ from adapter.relay.flow_control import STREAM_WINDOW
 from adapter.relay.frames import Code
 from adapter.relay.headers import encoded
 from tests.cases import case
-from tests.fakes.http2_triton import scripted_triton
 from tests.frontends.grpc.proxy_listener import (
     INFER,
     Wire,
     begin,
+    big_request,
     channel_to,
     complete,
-    echo,
+    data_frames,
     frame,
     head_of,
+    limited,
     prefixed,
-    proxy_before,
     request,
     request_of,
     wire_to,
@@ -157,38 +157,24 @@ async def test_malformed_headers_end_their_stream_alone(proxy, wire, more):
 
 async def test_more_than_the_window_of_a_stream_ends_that_stream(proxy, upstream, wire):
     wire.send(ONE)
-    message = prefixed(
-        pb.ModelInferRequest(model_name="m", raw_input_contents=[bytes(MIB)]).SerializeToString()
-    )
+    message = prefixed(big_request("m", MIB))
     wire.send(frame(frames.DATA, 0, 1, message[:1000]))
     await upstream.accepted()
-    for at in range(1000, STREAM_WINDOW, 2**14):
-        wire.send(frame(frames.DATA, 0, 1, message[at : at + 2**14]))
+    wire.send(*data_frames(1, message[1000 : STREAM_WINDOW + 2**14], ends=False))
     assert await wire.reset_of(1) == Code.FLOW_CONTROL_ERROR
     await proxy.until_free("m")
 
 
-async def test_more_than_the_window_of_the_connection_ends_it():
-    async with (
-        proxy_before(echo, max_inflight_bytes=1) as proxy,
-        scripted_triton(proxy) as upstream,
-        wire_to(proxy.address) as wire,
-    ):
-        wire.greet()
-        await wire.until(frames.SETTINGS)
-        message = prefixed(
-            pb.ModelInferRequest(
-                model_name="m", raw_input_contents=[bytes(MIB)]
-            ).SerializeToString()
-        )
-        wire.send(ONE, frame(frames.DATA, 0, 1, message[:1000]))
-        await upstream.accepted()
-        for stream_id in range(3, 35, 2):
-            wire.send(begin(stream_id))
-            for at in range(0, 2**18, 2**14):
-                wire.send(frame(frames.DATA, 0, stream_id, message[at : at + 2**14]))
-        assert await wire.ended_with() == Code.FLOW_CONTROL_ERROR
-        await proxy.until_free("m")
+@limited(max_inflight_bytes=1)
+async def test_more_than_the_window_of_the_connection_ends_it(proxy, upstream, wire):
+    await wire.until(frames.SETTINGS)
+    message = prefixed(big_request("m", MIB))
+    wire.send(ONE, frame(frames.DATA, 0, 1, message[:1000]))
+    await upstream.accepted()
+    for stream_id in range(3, 35, 2):
+        wire.send(begin(stream_id), *data_frames(stream_id, message[: 2**18], ends=False))
+    assert await wire.ended_with() == Code.FLOW_CONTROL_ERROR
+    await proxy.until_free("m")
 
 
 HEADERS = [
@@ -249,7 +235,5 @@ async def test_tables_of_two_clients_are_apart(proxy):
 
 
 def test_headers_are_encoded_as_others_read_them():
-    from hpack import Decoder
-
     headers = [(b"a", b"b"), (b"x" * 127, b"y" * 300), (b"z", b"q" * 70_000)]
     assert Decoder(2**20).decode(encoded(headers), raw=True) == headers

@@ -11,7 +11,6 @@ from tests.frontends.grpc.proxy_listener import (
     STREAM,
     begin,
     complete,
-    proxy_before,
     wire_to,
 )
 
@@ -66,7 +65,7 @@ def ends(found: tuple[int, int, int, bytes]) -> bool:
     return found[0] == frames.HEADERS and bool(found[1] & frames.END_STREAM)
 
 
-async def test_a_stream_begins_before_hundreds_that_another_connection_has_opened_earlier():
+async def test_a_stream_begins_before_hundreds_that_another_connection_has_opened_earlier(proxy):
     names = []
 
     async def act(requests, _):
@@ -78,11 +77,8 @@ async def test_a_stream_begins_before_hundreds_that_another_connection_has_opene
         head = begin(stream_id, STREAM)
         return head + complete(stream_id, model)
 
-    async with (
-        proxy_before(act) as proxy,
-        wire_to(proxy.address) as first,
-        wire_to(proxy.address) as second,
-    ):
+    proxy.answer_with(act)
+    async with wire_to(proxy.address) as first, wire_to(proxy.address) as second:
         first.greet()
         second.greet()
         ids = range(1, 2 * MANY, 2)
