@@ -33,20 +33,34 @@ async def test_json_of_the_adapter_ends_its_line(listener, caller, path):
     assert (await caller.ask(request(path))).body.endswith(b"}\n")
 
 
-@both
-async def test_who_wants_it_closed_has_it_closed_behind_the_answer(listener, caller, path):
-    found = await caller.ask(request(path, b"{}", CLOSE))
-    assert (found.status, found.headers["connection"]) == (200, "close")
-    assert await caller.rest() == b""
+JAVA = ("Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAMAAABk")
+# version, fields, what the answer says of the connection, and whether it is kept
+WISHES = [
+    ("1.1", (), None, True),
+    ("1.1", (CLOSE,), "close", False),
+    ("1.1", ("Connection: keep-alive, close",), "close", False),
+    ("1.1", ("Connection: x", "connection: CLOSE"), "close", False),
+    ("1.1", JAVA, None, True),  # no upgrade is made
+    ("1.1", ("Connection: close, Upgrade", "Upgrade: h2c"), "close", False),
+    ("1.0", (), "close", False),
+    ("1.0", (KEEP,), "keep-alive", True),
+    ("1.0", ("Connection: keep-alive, close",), "close", False),
+]
 
 
 @both
-async def test_http_1_0_is_closed_unless_it_asks(listener, caller, path):
-    found = await caller.ask(request(path, b"{}", KEEP, version="1.0"))
-    assert (found.status, found.headers["connection"]) == (200, "keep-alive")
-    found = await caller.ask(request(path, b"{}", version="1.0"))
-    assert found.status == 200
-    assert await caller.rest() == b""
+@pytest.mark.parametrize(("version", "fields", "told", "is_kept"), WISHES)
+async def test_connection_is_kept_as_its_caller_wants(
+    listener, caller, *, path, version, fields, told, is_kept
+):
+    found = await caller.ask(request(path, b"{}", *fields, version=version))
+    assert (found.status, found.headers.get("connection")) == (200, told)
+    assert "server" not in found.headers
+    assert listener.whole_requests() + listener.bodies == [b"{}"]
+    if is_kept:
+        assert (await caller.ask(request(path))).status == 200
+    else:
+        assert await caller.rest() == b""
 
 
 async def test_http_1_0_knows_no_chunks_so_the_connection_ends_the_answer(listener, caller):
@@ -233,26 +247,6 @@ async def test_head_has_no_body_and_leaves_the_connection_in_step(listener, call
     assert (await caller.answer()).status == 200
 
 
-@both
-async def test_an_upgrade_is_not_made_and_the_connection_is_kept(listener, caller, path):
-    """Java's client asks for h2c with each request."""
-    fields = ("Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAMAAABk")
-    for _ in range(2):
-        answer = await caller.ask(request(path, b"{}", *fields))
-        assert (answer.status, "connection" in answer.headers) == (200, False)
-    seen = listener.whole_requests() + listener.bodies
-    assert seen == [b"{}", b"{}"]
-
-
-@both
-async def test_an_upgrade_beside_another_option_of_the_connection_ends_with_the_answer(
-    listener, caller, path
-):
-    answer = await caller.ask(request(path, b"{}", "Connection: close, Upgrade", "Upgrade: h2c"))
-    assert (answer.status, answer.headers["connection"]) == (200, "close")
-    assert await caller.rest() == b""
-
-
 @pytest.mark.parametrize("is_chunked", [False, True])
 async def test_an_answer_is_passed_on_piece_by_piece(listener, caller, is_chunked):
     frame = b"Transfer-Encoding: chunked" if is_chunked else b"Content-Length: 3145728"
@@ -329,12 +323,6 @@ async def test_answers_are_counted_by_contract_operation_and_status(listener, ca
     assert listener.count("sagemaker", "invoke", 404) == 1
     assert listener.count("sagemaker", "invocations", 200) == 1
     assert listener.count("v2", "infer", 200) == 1
-
-
-@both
-@pytest.mark.parametrize("way", [KEEP, CLOSE])
-async def test_no_answer_says_what_the_listener_is_made_of(listener, caller, path, way):
-    assert "server" not in (await caller.ask(request(path, b"{}", way))).headers
 
 
 @both
