@@ -94,6 +94,11 @@ def outcome(pieces: list[bytes]) -> object:
         return "refused"
 
 
+def test_size_line_without_end_is_refused():
+    with pytest.raises(MalformedChunks):
+        decode([b"2;", *[b"a" * 100] * 100])
+
+
 @pytest.mark.parametrize("name", [b"Content-Length", b"transfer-encoding", b"HOST"])
 def test_trailer_that_frames_a_request_is_refused(name: bytes):
     with pytest.raises(MalformedChunks):

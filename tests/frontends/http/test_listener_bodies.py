@@ -167,18 +167,17 @@ async def test_time_in_which_triton_does_not_read_is_not_the_callers(listener, c
     assert (await caller.answer()).status == 200
 
 
-async def test_connection_is_kept_behind_an_early_answer():
+async def test_connection_is_kept_behind_an_early_answer(listener, caller):
     """Little is left of the body, and it comes before the next request."""
-    async with opened(reads_itself(says(OK)), limits=LONG) as listener, asyncio.timeout(SECONDS):
-        caller = await listener.connect()
-        body = bytes(300_000)
-        await caller.send(head(PLANNED, f"Content-Length: {len(body)}") + body[:280_000])
-        assert (await caller.answer()).status == 200
-        await caller.send(body[280_000:] + request(PLANNED))
-        assert (await caller.answer()).status == 200
+    listener.upstream.script = reads_itself(says(OK))
+    body = bytes(300_000)
+    await caller.send(head(PLANNED, f"Content-Length: {len(body)}") + body[:280_000])
+    assert (await caller.answer()).status == 200
+    await caller.send(body[280_000:] + request(PLANNED))
+    assert (await caller.answer()).status == 200
 
 
-async def test_body_is_sent_after_one_that_triton_left():
+async def test_body_is_sent_after_one_that_triton_left(listener, caller):
     """Triton took no more of the body before, and answered all the same."""
     gate = asyncio.Event()
 
@@ -192,22 +191,21 @@ async def test_body_is_sent_after_one_that_triton_left():
             await talk.end()
 
     piece = b"8000\r\n" + bytes(2**15) + b"\r\n"
-    async with opened(reads_itself(script), limits=LONG) as listener, asyncio.timeout(SECONDS):
-        caller = await listener.connect()
-        await caller.send(head(PLANNED, FRAMES[2]))
-        await until(lambda: bool(listener.upstream.talks))
-        [connection] = listener.server._connections
-        sent = 0
-        while not connection.exchange.is_blocked:
-            await caller.send(piece)
-            sent += len(piece)
-            await until(lambda: connection._arrival.received == sent)  # noqa: B023
-        await caller.send(b"0\r\n\r\n")
-        await until(lambda: connection.is_whole)
-        gate.set()
-        assert (await caller.answer()).status == 200
-        await caller.send(head(PLANNED, FRAMES[2]) + piece + b"0\r\n\r\n")
-        assert (await caller.answer()).status == 200
+    listener.upstream.script = reads_itself(script)
+    await caller.send(head(PLANNED, FRAMES[2]))
+    await until(lambda: bool(listener.upstream.talks))
+    connection = listener.connection
+    sent = 0
+    while not connection.exchange.is_blocked:
+        await caller.send(piece)
+        sent += len(piece)
+        await until(lambda: connection._arrival.received == sent)  # noqa: B023
+    await caller.send(b"0\r\n\r\n")
+    await until(lambda: connection.is_whole)
+    gate.set()
+    assert (await caller.answer()).status == 200
+    await caller.send(head(PLANNED, FRAMES[2]) + piece + b"0\r\n\r\n")
+    assert (await caller.answer()).status == 200
 
 
 each_frame = pytest.mark.parametrize("frame", FRAMES[1:], ids=["of known length", "in chunks"])
@@ -254,18 +252,17 @@ async def test_a_small_body_in_pieces_counts_and_waits_as_well(path):
 @pytest.mark.parametrize("target", [PLANNED, "/v2/models/m/generate"])
 async def test_small_body_counts_until_it_is_answered(listener, target):
     """The adapter keeps it until then."""
-    async with asyncio.timeout(SECONDS):
-        budget = listener.server.parts.budget
-        await listener.waiting(PLANNED)
-        caller = await listener.connect()
-        await caller.send(head(target, FRAMES[0]) + b"{}")
-        await until(lambda: budget.held == 2)
-        await caller.send(b" " * 998)
-        await listener.reached.wait()
-        assert budget.held == 1000
-        listener.gate.set()
-        assert (await caller.answer()).status == 200
-        await until(lambda: budget.held == 0)
+    budget = listener.budget
+    await listener.waiting(PLANNED)
+    caller = await listener.connect()
+    await caller.send(head(target, FRAMES[0]) + b"{}")
+    await until(lambda: budget.held == 2)
+    await caller.send(b" " * 998)
+    await listener.reached.wait()
+    assert budget.held == 1000
+    listener.gate.set()
+    assert (await caller.answer()).status == 200
+    await until(lambda: budget.held == 0)
 
 
 async def test_a_small_body_that_is_there_at_once_does_not_wait():

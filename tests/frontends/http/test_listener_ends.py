@@ -385,19 +385,20 @@ async def test_a_caller_that_does_not_read_its_answer_is_cut_off(listener, path)
     await until(lambda: listener.in_flight() == 0)
 
 
-async def test_slow_client_is_kept_once_it_ended_its_side():
+async def test_slow_client_is_kept_once_it_ended_its_side(listener):
     """It has not disconnected: it has not taken all that was written."""
     size = 32 * MIB
     answer = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % size + bytes(size)
-    async with opened(says(answer), limits=replace(LONG, gone=0.3)) as listener:
-        caller = await listener.connect(limit=2**16)
-        await caller.send(request(PLANNED))
-        caller.writer.write_eof()
-        [connection] = listener.server._connections
-        await until(lambda: connection.has_ended and connection.is_full)
-        due = connection._gone_due + 0.1
-        await until(lambda: asyncio.get_running_loop().time() > due)
-        assert len((await caller.answer()).body) == size
+    listener.server.limits = replace(LONG, gone=0.3)
+    listener.upstream.script = says(answer)
+    caller = await listener.connect(limit=2**16)
+    await caller.send(request(PLANNED))
+    caller.writer.write_eof()
+    connection = listener.connection
+    await until(lambda: connection.has_ended and connection.is_full)
+    due = connection._gone_due + 0.1
+    await until(lambda: asyncio.get_running_loop().time() > due)
+    assert len((await caller.answer()).body) == size
 
 
 # -- Triton's side ------------------------------------------------------------------------------
