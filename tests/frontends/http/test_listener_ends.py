@@ -524,6 +524,18 @@ async def test_answer_begun_before_a_drain_closes_behind_it(listener, caller):
     assert len(await caller.rest()) == 3_000_000
 
 
+async def test_drain_waits_for_loads_under_way(listener):
+    """Of nobody's request, as of a model that is loaded again."""
+    gate = listener.fakes.calls.hold("load n")
+    loading = asyncio.create_task(listener.fakes.load("n"))
+    await gate.reached.wait()
+    listener.drain.begin()
+    assert await listener.drain.finished(0.05) == 1
+    gate.open()
+    assert await listener.drain.finished(30) == 0
+    await loading
+
+
 async def test_callers_have_their_least_time_to_notice(listener):
     fakes = listener.fakes
     drain = Drain(fakes.control, fakes.control_state, fakes.metrics.traffic, 0.2)
