@@ -524,6 +524,16 @@ async def test_answer_begun_before_a_drain_closes_behind_it(listener, caller):
     assert len(await caller.rest()) == 3_000_000
 
 
+@both
+async def test_drain_waits_for_requests(listener, caller, path):
+    await listener.hold(caller, path)
+    listener.drain.begin()
+    assert await listener.drain.finished(0.05) == 1
+    listener.gate.set()
+    assert await listener.drain.finished(30) == 0
+    assert (await caller.answer()).status == 200
+
+
 async def test_drain_waits_for_loads_under_way(listener):
     """Of nobody's request, as of a model that is loaded again."""
     gate = listener.fakes.calls.hold("load n")
