@@ -101,6 +101,7 @@ async def test_metadata_of_a_mesh_decides(proxy, channel, *, named, metadata, mo
     answer = await channel.unary_unary(INFER)(request_of(named), metadata=metadata)
     assert pb.ModelInferResponse.FromString(answer).model_name == model
     assert proxy.counted("OK") == straight
+    assert proxy.in_flight(model) == 0
     assert not {key for key in seen[0] if key.startswith("mm-")}
 
 
