@@ -11,11 +11,15 @@ _COLUMNS = ("what", "target", "measured")
 
 def with_benchmarks(text: str, benchmarks: str) -> str:
     """Return the page with these benchmarks in place of those that it has."""
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    assert begin, f"the page lacks {BEGIN}"
-    assert end, f"the page lacks {END}"
-    return f"{before}{begin}\n{benchmarks}\n{end}{after}"
+    return replace_between(text, BEGIN, END, f"\n{benchmarks}\n")
+
+
+def replace_between(page: str, begin: str, end: str, text: str) -> str:
+    """Return the page with another text between two marks."""
+    assert begin in page, f"the page lacks {begin}"
+    assert end in page, f"the page lacks {end}"
+    before, _, rest = page.partition(begin)
+    return before + begin + text + end + rest.partition(end)[2]
 
 
 def page(measures: Json, notes: Mapping[str, str]) -> str:

@@ -11,6 +11,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from tests.benchmarks.page import replace_between, table
+
 ROOT = Path(__file__).resolve().parents[2]
 DATA, PAGE = ROOT / "docs" / "fleet.json", ROOT / "docs" / "measurements.md"
 BEGIN, END = "<!-- figures: written by `make fleet` -->\n", "<!-- end of figures -->\n"
@@ -78,11 +80,7 @@ def _said(*command: str) -> str:
 
 def with_figures(page: str, data: dict[str, Any]) -> str:
     """Return the page with these figures in the place of those that it has."""
-    before, begin, rest = page.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    assert begin, f"{PAGE} lacks {BEGIN}"
-    assert end, f"{PAGE} lacks {END}"
-    return before + begin + rendered(data) + end + after
+    return replace_between(page, BEGIN, END, rendered(data))
 
 
 def rendered(data: dict[str, Any]) -> str:
@@ -93,10 +91,5 @@ def rendered(data: dict[str, Any]) -> str:
     when = f"{data['date']}, {data['cores']} cores"
     head = f"Measured with the adapter at {data['adapter']} ({when}).\n"
     ratios = "Hit ratios by callers and `--balance` are in [fleet.json](fleet.json).\n"
-    parts = [head, _table(["what", "target", "measured", ""], figures), ratios]
+    parts = [head, table(["what", "target", "measured", ""], figures), ratios]
     return "\n" + "\n".join(parts) + "\n"
-
-
-def _table(head: list[str], rows: list[list[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "".join("| " + " | ".join(line) + " |\n" for line in lines)
