@@ -60,12 +60,6 @@ class TestClient:
         assert out.startswith("digits is loaded after ")
         assert http.asked == ["POST /models"]
 
-    @pytest.mark.parametrize("model", [{"waits_for": "memory"}, "digits", None])
-    def test_progress_is_empty_when_admin_answers_oddly(self, sidecar, model):
-        server = sidecar(200)
-        server.body = json.dumps({"models": [model]}).encode()
-        assert describe_step(Target("127.0.0.1", server.server_port), "digits", "load") == ""
-
     def test_of_what_no_adapter_says_beginning_is_told(self, run, sidecar):
         server = sidecar(502)
         server.body = b"<html>\n" + b"x" * 10_000

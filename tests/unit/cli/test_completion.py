@@ -50,9 +50,6 @@ class TestCompletion:
         assert complete("triton-adapter", "ps", "--w") == {"--watch"}
         assert complete("triton-adapter", "serve", "--memory-l") == {"--memory-limit"}
 
-    def test_values_of_setting_with_choice_are_completed(self, complete):
-        assert complete("triton-adapter", "serve", "--triton", "e") == {"external", "embedded"}
-
     @pytest.mark.parametrize(
         ("words", "values"),
         [
@@ -66,13 +63,6 @@ class TestCompletion:
         """Bash makes words of their own of `=`, unless COMP_WORDBREAKS lacks it."""
         assert complete("triton-adapter", "serve", *words) == values
 
-    def test_flags_are_completed_behind_flag_with_equals_sign(self, complete):
-        words = ("serve", "--triton", "=", "embedded", "--memory-l")
-        assert complete("triton-adapter", *words) == {"--memory-limit"}
-
-    def test_help_is_completed_by_the_commands(self, complete):
-        assert complete("triton-adapter", "help", "un") == {"unload"}
-
     def test_files_are_completed_where_a_file_is_wanted(self, complete, tmp_path):
         (tmp_path / "adapter.yaml").touch()
         assert complete("triton-adapter", "serve", "--config", "ad") == {"adapter.yaml"}
@@ -82,8 +72,3 @@ class TestCompletion:
         code, out, err = run("completion", shell)
         assert (code, err) == (0, "")
         assert "unload" in out
-
-    def test_shell_that_is_not_known_is_usage_error(self, run):
-        code, _, err = run("completion", "cmd.exe")
-        assert code == 2
-        assert "'bash', 'zsh', 'tcsh'" in err

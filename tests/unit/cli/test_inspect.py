@@ -171,15 +171,6 @@ def test_of_several_models_each_has_its_part_its_name_and_its_backend(report, pa
     assert found["backends"] == ["onnxruntime", "python"]
 
 
-def test_text_says_what_each_model_is_to_others(inspect, packages):
-    out = inspect(several(packages / "shop"))[1]
-
-    assert "\nplain (plain in the package)\n  helper: loaded before the entry\n" in out
-    assert "(double in the package)\n  step: Triton loads it along with the ensemble\n" in out
-    assert "\nshop (both in the package)\n  entry: answers to the caller\n" in out
-    assert "  backend   none, an ensemble\n" in out
-
-
 def test_archive_is_shown_by_paths_within_it(report, packages):
     found = report(packed(several(packages / "shop")), "--name=shop")
 
@@ -211,15 +202,6 @@ def test_the_hints_count_as_in_a_load(report, packages, tmp_path):
     assert (model["config_from"], model["config_diff"]) == ("made", [])
     assert model["config_text"].startswith('backend: "pytorch"\ninput [\n  { name: "A"')
     assert model["staged"] == {"1/": None, "1/model.pt": "net.bin", "config.pbtxt": None}
-
-
-def test_a_config_that_is_made_is_shown_whole(inspect, packages):
-    (packages / "net.pt").write_text("weights")
-
-    out = inspect(packages / "net.pt")[1]
-
-    assert "  config    made by the adapter, as below\n" in out
-    assert out.endswith('  | backend: "pytorch"\n')
 
 
 def test_link_out_of_package_is_shown_in_full(report, packages):
@@ -271,16 +253,6 @@ def test_a_name_that_is_not_utf8_is_shown_and_found(report, packages):
     assert found["models"][0]["staged"]["w\\xff"] == "w\\xff"
 
 
-def test_what_is_wrong_goes_to_stderr(inspect, packages):
-    folder = write_python_model(packages / "m", config="backend: [\n")
-
-    code, out, err = inspect(folder)
-
-    assert (code, out) == (1, "")
-    assert err.startswith(f"triton-adapter: {folder}/config.pbtxt:1:")
-    assert err.count("\n") == 1
-
-
 @pytest.mark.parametrize(
     ("argv", "code", "words"),
     [
@@ -313,14 +285,6 @@ def test_archive_error_hides_the_removed_folder(inspect, packages, scratch):
     assert code == 1
     assert err.startswith(f"triton-adapter: {archive}/m/config.pbtxt:1:")
     assert str(scratch) not in err
-
-
-@pytest.mark.parametrize("argv", [(), ("a", "b"), ("a", "--name="), ("a", "--htt")])
-def test_bad_arguments_exit_2(inspect, argv):
-    code, out, err = inspect(*argv)
-
-    assert (code, out) == (2, "")
-    assert "usage:" in err
 
 
 @pytest.mark.parametrize("entry", ["both", "none"])

@@ -205,12 +205,6 @@ class TestSeveralModels:
         rows = [line.split()[3] for line in out.partition("that failed:\n")[2].splitlines()]
         assert rows == ["m0", "m1", "m2", "m3", "x"]
 
-    def test_a_failure_that_came_again_says_how_often(self, ps):
-        _, out, _ = ps(failures=[_failure("m", 5) | {"count": 3}, _failure("n", 5)])
-        often, once = out.splitlines()[-2:]
-        assert "m  3 failures, the last: " in often
-        assert "failures" not in once
-
     def test_several_models_are_unloaded_though_one_of_them_is_not_there(self, run, sidecar):
         server = sidecar(404, 200)
         server.body = b"{}"
@@ -255,8 +249,3 @@ class TestJson:
         code, out, err = run("ps", "--json", environ=admin(sidecar(502)))
         assert (code, out) == (1, "")
         assert json.loads(err)["error"] == "502: status is 502"
-
-    def test_bad_arguments_are_json_too(self, run):
-        code, _, err = run("ps", "--json", "--url=nowhere")
-        assert code == 2
-        assert json.loads(err)["error"].startswith("flag --url: 'nowhere'")

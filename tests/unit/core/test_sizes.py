@@ -103,6 +103,15 @@ def test_unlearned_need_counts_on_each_usable_device():
     assert need_of(sizes, usable=("0", "1"))[0] == {"0": 300, "1": 100}
 
 
+def test_size_moves_to_the_place_of_the_package():
+    sizes = Sizes()
+    learn(sizes, 300)
+    assert need_of(sizes, device="1", usable=("0", "1"))[0] == {"1": 300}
+    assert need_of(sizes, key="b", device="1", usable=("0", "1"), declared=70)[0] == {"1": 70}
+    sizes.record_shortage("c", to_bytes({"0": 100}))
+    assert need_of(sizes, key="c", device="1", usable=("0", "1"))[0] == {"1": 200}
+
+
 def test_size_of_other_hardware_counts_on_each_device():
     sizes = Sizes()
     sizes.learn("a", to_bytes({"old": 300, "older": 100}), is_measured=True)

@@ -178,23 +178,6 @@ def test_a_call_whose_connection_broke_may_have_arrived(code, text):
     assert error.delivered is True
 
 
-def test_a_lack_of_memory_carries_the_phrase_and_what_was_asked_for():
-    error = control("INVALID_ARGUMENT", failed(f"Internal: {CUDA}"))
-    assert error.matched == "CUDA out of memory"
-    assert error.figures.needed_bytes == 2 * 2**30
-
-
-def test_a_load_failure_is_told_in_tritons_words_without_its_trailing_mark():
-    text = "load failed for model 'm': version 1 is at UNAVAILABLE state: Internal: ValueError: x"
-    assert str(control("INVALID_ARGUMENT", failed("Internal: ValueError: x"))) == text
-
-
-def test_call_about_no_model_fails_like_any_other():
-    error = FAULTS.explain_control("DEADLINE_EXCEEDED", "Deadline Exceeded", model_id=None)
-    assert type(error) is BackendTimeout
-    assert error.model_id is None
-
-
 @rows(
     ("status", "kind", "text", "expected"),
     [
@@ -383,20 +366,6 @@ def test_ambiguous_memory_words_are_a_suspicion(error, kind, phrase):
     assert error.suspected == phrase
 
 
-@pytest.mark.parametrize(
-    "error",
-    [
-        control("INVALID_ARGUMENT", failed("Internal: ValueError: no weights")),
-        control("RESOURCE_EXHAUSTED", STUB),
-        inference(500, PLAIN, raised("ValueError: x")),
-        inference(404, PLAIN, raised(STUB)),
-        grpc("RESOURCE_EXHAUSTED", STUB),
-    ],
-)
-def test_any_other_failure_of_model_is_not_suspected(error):
-    assert error.suspected is None
-
-
 @rows(
     ("code", "text", "own"),
     [
@@ -413,10 +382,6 @@ def test_any_other_failure_of_model_is_not_suspected(error):
 def test_models_own_code_is_kept_but_two(code, text, own):
     """NOT_FOUND and RESOURCE_EXHAUSTED mean something else to callers."""
     assert grpc(code, text).own_code == own
-
-
-def test_a_full_queue_was_delivered_and_is_not_sent_again():
-    assert inference(503, PLAIN, "Exceeds maximum queue size").delivered is True
 
 
 def test_a_model_that_quotes_the_words_of_a_dead_process_is_alive():
@@ -450,13 +415,6 @@ def test_name_is_replaced_as_a_whole_word():
     assert "model 'cat': in 'cat.step' cat_0_0 m#10" in str(error)
 
 
-def test_a_short_name_leaves_other_words_alone():
-    error = FAULTS.explain_control(
-        "INTERNAL", "model m", name=TritonName("m"), model_id=ModelId("x")
-    )
-    assert "model x" in str(error)
-
-
 def test_caller_reads_name_that_caller_gave():
     text = f"load failed for model '{PRIVATE}': version 1 is at UNAVAILABLE state: Internal: x;\n"
     shown = f"load failed for model '{PUBLIC}': version 1 is at UNAVAILABLE state: Internal: x"
@@ -476,22 +434,6 @@ def test_model_named_like_network_fault_is_none(model_id):
     assert type(error) is LoadFailed
 
 
-@pytest.mark.parametrize("model_id", ["CUDA out of memory", "std::bad_alloc", "x: out of memory"])
-def test_model_named_like_memory_lack_is_none(model_id):
-    name = "ta.u." + model_id.replace(" ", "_20").replace(":", "_3a").replace("_alloc", "_5falloc")
-    text = f"load failed for model '{name}': version 1 is at UNAVAILABLE state: Internal: x;\n"
-    assert type(control("INVALID_ARGUMENT", text, name, model_id)) is LoadFailed
-    execution = raised("ValueError: x").replace("'m_0_0'", f"'{name}_0_0'")
-    assert type(inference(500, PLAIN, execution, name, model_id)) is InferenceFailed
-
-
-def test_a_model_named_like_a_dead_process_is_not_taken_for_one():
-    model_id = "Stub process 'x' is not healthy."
-    name = "ta.u.Stub_20process_20_27x_27_20is_20not_20healthy."
-    text = raised("ValueError: x").replace("'m_0_0'", f"'{name}_0_0'")
-    assert type(inference(500, PLAIN, text, name, model_id)) is InferenceFailed
-
-
 STUB = "Stub process 'm_0_0' is not healthy."
 
 
@@ -504,14 +446,6 @@ def test_death_is_seen_whatever_request_was_called(request_id):
         500, "text/plain", text, name=TritonName("m"), model_id=ModelId("m")
     )
     assert type(found) is StubDied
-
-
-def test_death_in_request_id_alone_is_none():
-    text = f"[request id: x] {STUB}] bad shape"
-    found = FAULTS.explain_inference(
-        500, "text/plain", text, name=TritonName("m"), model_id=ModelId("m")
-    )
-    assert type(found) is InferenceFailed
 
 
 NO_REGION = "Unable to find shared memory region: 'nobody'"

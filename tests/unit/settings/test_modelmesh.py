@@ -1,7 +1,5 @@
 """The variables of ModelMesh's own Triton adapter, and what a mesh would refuse."""
 
-from pathlib import Path
-
 import pytest
 
 from adapter.errors import InvalidSettings
@@ -49,30 +47,9 @@ def test_port_of_go_adapter_is_at_listen_host(host, grpc):
     assert str(load(ADAPTER_PORT="9085", ADAPTER_LISTEN_HOST=host).settings.grpc) == grpc
 
 
-def test_the_defaults_are_the_go_adapters():
-    settings = load().settings
-    assert str(settings.grpc) == "127.0.0.1:8085"
-    assert str(settings.triton_grpc) == "127.0.0.1:8001"
-    assert settings.modelmesh_capacity is None
-    assert settings.load_concurrency is None
-    assert settings.modelmesh_default_size == 1_000_000
-    assert settings.size_factor is None  # 1.25 but for ONNX in host memory
-    assert settings.modelmesh_model_concurrency == 0
-    assert settings.repository == Path("/models/_triton_models")
-
-
-def test_the_second_grpc_listener_is_for_those_who_ask_for_it():
-    assert str(load().settings.grpc_data) == "off"
-    assert str(load(ADAPTER_GRPC_DATA="127.0.0.1:9").settings.grpc_data) == "127.0.0.1:9"
-
-
 def test_our_own_names_beat_the_inherited_ones():
     settings = load(ADAPTER_PORT="9085", ADAPTER_GRPC="unix:/mm-sock/rt.sock").settings
     assert str(settings.grpc) == "unix:/mm-sock/rt.sock"
-
-
-def test_the_root_is_one_more_place_for_packages():
-    assert Path("/data") in load(ROOT_MODEL_DIR="/data").settings.model_roots
 
 
 def test_the_controllers_whole_environment_is_accepted():

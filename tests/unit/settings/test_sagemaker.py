@@ -122,14 +122,6 @@ class TestListeners:
         )
         assert problem.startswith("environment SAGEMAKER_TRITON_GRPC_PORT: '8001': is outside")
 
-    def test_without_grpc_neither_grpc_listener_is_open(self):
-        found = listeners(embedded(SAGEMAKER_TRITON_ALLOW_GRPC="false"))
-        assert (found["grpc"], found["grpc_data"]) == ("off", "off")
-
-    def test_grpc_has_the_port_that_is_named(self):
-        loaded = embedded(SAGEMAKER_TRITON_ALLOW_GRPC="1", SAGEMAKER_TRITON_GRPC_PORT="9000")
-        assert listeners(loaded)["grpc"] == "0.0.0.0:9000"
-
     @pytest.mark.parametrize(
         ("environ", "admin"),
         [
@@ -159,10 +151,6 @@ class TestTriton:
             "--log-file=/opt/a b",
             "--log-info=1",
         )
-
-    def test_arguments_that_cannot_be_split_are_refused_by_name(self):
-        [problem] = problems(SAGEMAKER_TRITON_ADDITIONAL_ARGS="--log-file='")
-        assert problem.startswith("environment SAGEMAKER_TRITON_ADDITIONAL_ARGS: ")
 
     @pytest.mark.parametrize("name", ["LOG_VERBOSE", "THREAD_COUNT", "ADDITIONAL_ARGS"])
     def test_value_is_split_as_serve_script_does(self, name):

@@ -8,7 +8,6 @@ from adapter.errors import InvalidSettings
 from adapter.settings import (
     Address,
     Loaded,
-    Reserve,
     Settings,
     flag_of,
     load_settings,
@@ -164,9 +163,6 @@ class TestOrder:
         (other := tmp_path / "other.yaml").write_text("log_level: error\n")
         assert load({}, environ, other).settings.log_level == "error"
 
-    def test_an_empty_file_gives_nothing(self, write):
-        assert set(load({}, {}, write("# nothing\n")).origins.values()) == {"default"}
-
 
 class TestInherited:
     @pytest.mark.parametrize(
@@ -250,10 +246,6 @@ class TestTypes:
     )
     def test_a_reserve_is_a_share_or_a_size(self, text, kept):
         assert load({"memory_reserve": text}).settings.memory_reserve.compute_bytes(1000) == kept
-
-    def test_a_reserve_is_written_as_it_was_read(self):
-        assert str(Reserve(percent=2.5)) == "2.5%"
-        assert str(Reserve(size_bytes=1024)) == "1024"
 
     def test_the_mode_decides_what_is_left_open(self):
         external, embedded = load().settings, load({"triton": "embedded"}).settings
@@ -397,14 +389,6 @@ class TestProblems:
         flags = {"triton": "embedded", "triton_args": [spelling.format(option)]}
         assert problems(flags)[0].endswith(f": triton_args has {option}, which {reason}")
 
-    def test_triton_args_refusal_names_all_decided_options(self):
-        arguments = ["--http-port=1", "--grpc-port=2"]
-        [problem] = problems({"triton": "embedded", "triton_args": arguments})
-        assert problem.endswith(
-            "triton_args has --http-port, which triton_http decides; "
-            "and --grpc-port, which triton_grpc decides"
-        )
-
     def test_nothing_is_suggested_for_name_like_no_other(self):
         assert problems({}, {"ADAPTER_XYZZY": "1"}) == [
             "environment ADAPTER_XYZZY: no such setting"
@@ -461,13 +445,6 @@ class TestStores:
     def test_what_is_no_endpoint_is_refused_with_rule(self, text, rule):
         [problem] = problems(environ={"ADAPTER_ENDPOINTS": text})
         assert rule in problem
-
-    def test_url_with_credentials_is_refused_without_showing_them(self):
-        for name in ("model_store", "endpoints"):
-            where = "https://me:secret@host/models"
-            [problem] = problems({name: where if name == "model_store" else [f"a={where}"]})
-            assert "credentials are found" in problem
-            assert "secret" not in problem
 
 
 def test_preload_takes_keys_one_a_line_and_refuses_what_cannot_be_one():
