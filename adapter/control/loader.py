@@ -95,13 +95,16 @@ class StoreFiles:
         """Keep files that are on disk for one more `release`."""
         self._retained[artifact] += 1
 
-    def release(self, artifact: Artifact) -> None:
-        """Let the files leave the disk, unless somebody else needs them."""
+    def release(self, artifact: Artifact, *, idle_seconds: float = 0.0) -> None:
+        """Let the files leave the disk, unless somebody else needs them.
+
+        Their last use was `idle_seconds` ago.
+        """
         if artifact in self._retained:
             self._retained[artifact] -= 1
             self._retained = +self._retained
         elif self._artifacts is not None:
-            self._artifacts.release(artifact)
+            self._artifacts.release(artifact, idle_seconds=idle_seconds)
 
 
 # -- load threads -------------------------------------------------------------------------------
@@ -293,6 +296,12 @@ class Loader:
 
     # -- before Triton ----------------------------------------------------------------------
 
+    def _release_files(self, record: ModelRecord, artifact: Artifact) -> None:
+        """Release the files of a model; their last use was its last inference, not this unload."""
+        used_at = record.usage.used_at
+        idle_seconds = clock.monotonic() - used_at if used_at else 0.0
+        self.files.release(artifact, idle_seconds=idle_seconds)
+
     async def _prepare(self, record: ModelRecord, evictor: DiskEvictor | None) -> None:
         """Fetch and inspect the files. Of what serves, only `evictor` unloads anything.
 
@@ -301,7 +310,7 @@ class Loader:
         """
         if record.files is not None:  # an older version comes back, from its own files
             self.files.retain(record.files)
-            record.undo.callback(self.files.release, record.files)
+            record.undo.callback(self._release_files, record, record.files)
         elif record.key is not None:
             await self._fetch(record, record.key, evictor)
         note_step(record, Step.PACKAGE)
@@ -365,7 +374,7 @@ class Loader:
             metrics.history.failed("fetch", record.id, error, seconds)
             raise
         record.files = artifact
-        record.undo.callback(self.files.release, artifact)
+        record.undo.callback(self._release_files, record, artifact)
         record.source = make_store_source(artifact.folder, str(artifact.key))
         seconds = clock.monotonic() - started_at
         record.fetch_seconds = seconds - progress.waited_seconds

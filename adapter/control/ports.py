@@ -274,8 +274,11 @@ class Artifacts(Protocol):
         Raises ArtifactNotFound, InvalidModel, NoRoom, StoreDenied, StoreUnavailable.
         """
 
-    def release(self, artifact: Artifact) -> None:
-        """Note that it is no longer loaded, and may leave the disk."""
+    def release(self, artifact: Artifact, *, idle_seconds: float = 0.0) -> None:
+        """Note that it is no longer loaded, and may leave the disk.
+
+        Its last use was `idle_seconds` ago.
+        """
 
     def disk(self) -> DiskUse:
         """Return how full the disk cache is."""

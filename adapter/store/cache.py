@@ -227,12 +227,12 @@ class ArtifactCache:
             self._touch(cached)
             return self._make_artifact(key, cached), CacheUse.DISK
 
-    def release(self, artifact: Artifact) -> None:
-        """Take the pin of one `fetch` off."""
+    def release(self, artifact: Artifact, *, idle_seconds: float = 0.0) -> None:
+        """Take the pin of one `fetch` off; the last use was `idle_seconds` ago."""
         id_ = artifact_id(*self._place(artifact.key), artifact.etag)
         cached = self._disk.get(id_)
         if cached is not None and cached.pins:
-            self._disk.unpin(cached)
+            self._disk.unpin(cached, idle_seconds)
             self._touch(cached)
 
     async def is_current(self, artifact: Artifact) -> bool:

@@ -239,10 +239,10 @@ class Disk:
         cached.pins += 1
         cached.last_used = clock.wall()
 
-    def unpin(self, cached: Cached) -> None:
-        """Take one pin off, which is a use."""
+    def unpin(self, cached: Cached, idle_seconds: float = 0.0) -> None:
+        """Take one pin off, and record that the artifact was used `idle_seconds` ago."""
         cached.pins -= 1
-        cached.last_used = clock.wall()
+        cached.last_used = max(cached.last_used, clock.wall() - idle_seconds)
         self._note_freed()
 
     def get(self, id_: str) -> Cached | None:

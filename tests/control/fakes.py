@@ -523,6 +523,7 @@ class FakeStore:
         self.fetch_seconds = 1.0
         self.fetches = 0
         self.kept: Counter[str] = Counter()
+        self.idle_seconds: dict[str, float] = {}  # since the last use, at the last release
         self.disk_limit: int | None = None  # artifacts at a time
         self._on_disk: set[str] = set()
 
@@ -559,7 +560,8 @@ class FakeStore:
                 await asyncio.sleep(0.25)
         raise NoRoom("all files are in use")
 
-    def release(self, artifact: Artifact) -> None:
+    def release(self, artifact: Artifact, *, idle_seconds: float = 0.0) -> None:
+        self.idle_seconds[artifact.folder] = idle_seconds
         self.kept[artifact.folder] -= 1
         assert self.kept[artifact.folder] >= 0, artifact
 

@@ -256,6 +256,16 @@ async def test_stampede_loads_once():
 
 
 @played
+async def test_unload_is_no_use_of_the_files():
+    """The disk is cleared of what was called longest ago, and the list says when that was."""
+    async with Stage({"a@1": Script()}) as stage:
+        await stage.call(A)
+        await asyncio.sleep(600)
+        await stage.models.unload(A)
+        assert 600 <= stage.store.idle_seconds["a@1"] < 610
+
+
+@played
 async def test_eviction_ends_an_update():
     """The update would wait for memory behind the very load that wants b to go."""
     scripts = {name: Script(600, declared=600) for name in ("b@1", "b@2", "c@1")}

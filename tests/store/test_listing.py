@@ -111,6 +111,28 @@ async def test_listing_says_what_is_on_disk(open_cache, folder) -> None:
     assert (b.on_disk.size_bytes, b.on_disk.is_current) == (artifact.size_bytes, True)
 
 
+async def test_release_of_idle_package_is_no_use(open_cache, folder) -> None:
+    """The list says when a model was last called, and the disk keeps what was called later."""
+    (folder / "a.tar.gz").write_bytes(PACKED)
+    opened: TryCache = await open_cache(folder)
+    artifact, _ = await opened.fetch("a.tar.gz")
+    packages = opened.cache.packages
+
+    async def read_last_use() -> float:
+        package = await packages.describe(ArtifactKey("", "a.tar.gz"))
+        assert package is not None
+        assert package.on_disk is not None
+        return package.on_disk.last_used
+
+    fetched_at = await read_last_use()
+    opened.cache.release(artifact, idle_seconds=3600)
+    assert await read_last_use() == fetched_at
+
+    artifact, _ = await opened.fetch("a.tar.gz")
+    opened.cache.release(artifact)
+    assert await read_last_use() > fetched_at
+
+
 @pytest.mark.parametrize("limit", [1, 2, 100])
 async def test_package_in_use_is_listed_after_its_deletion(open_cache, folder, limit) -> None:
     """A loaded model stays loaded, and whoever lists the models must find it."""
