@@ -224,6 +224,10 @@ class RunningAdapter:
         finally:
             client.close()
 
+    def models(self) -> dict[str, dict[str, Any]]:
+        """Return what /debug/state says of each model, by its name."""
+        return {model["model_id"]: model for model in self.state()["models"]}
+
     def stop(self, number: int = signal.SIGTERM, seconds: float = 45) -> int:
         if self.process.poll() is None:
             self.process.send_signal(number)
@@ -256,23 +260,9 @@ EMBEDDED = (
 
 
 @contextmanager
-def embedded_adapter(
-    *flags: str,
-    environ: Mapping[str, str] | None = None,
-    descriptors: int | None = None,
-    constants: Mapping[str, float] | None = None,
-    module: str = "adapter",
-    own_session: bool = False,
-) -> Iterator[RunningAdapter]:
+def embedded_adapter(*flags: str, **options: Any) -> Iterator[RunningAdapter]:
     """An adapter with a Triton of its own, ready for work; checked to end cleanly."""
-    adapter = RunningAdapter(
-        *(*EMBEDDED, *flags),
-        environ=environ,
-        descriptors=descriptors,
-        constants=constants,
-        module=module,
-        own_session=own_session,
-    )
+    adapter = RunningAdapter(*EMBEDDED, *flags, **options)
     try:
         adapter.wait_for("adapter.started")
         yield adapter

@@ -4,21 +4,14 @@ import os
 import signal
 import tarfile
 from pathlib import Path
-from textwrap import dedent
 from typing import Any
 
+from tests.journeys.memory.models import metric
 from tests.processes import tritonserver
-from tests.running import Client, RunningAdapter
+from tests.running import Client, Reply, RunningAdapter, wait_until
 from tests.trees import CONFIG, infer_body, write_python_model
 
 MEMORY = 'parameters { key: "memory_bytes" value { string_value: "100MiB" } }'
-
-
-_WAIT = """
-    import os, time
-    while not os.path.exists({gate!r}):
-        time.sleep(0.01)
-"""
 
 
 class Store:
@@ -34,19 +27,14 @@ class Store:
         *,
         config: str = CONFIG,
         weights: bytes = b"",
-        gate: Path | None = None,
         initialize: str = "pass",
-        answer_gate: Path | None = None,
+        answer: str = "",
     ) -> None:
         """A new version takes the place of the old one in one step, with another time. `weights`
-        are more bytes for the disk. Its load waits for the file `gate`, its answers for
-        `answer_gate`.
+        are more bytes for the disk; `answer` are statements before its own answer.
         """
-        answer = dedent(_WAIT.format(gate=str(answer_gate))) if answer_gate else ""
-        answer += f"values = values + {number}"
         draft = self.path.parent / f"draft-{name.replace('/', '-')}-{number}"
-        if gate:
-            initialize = _WAIT.format(gate=str(gate))
+        answer = f"{answer}\nvalues = values + {number}"
         write_python_model(draft, config=config + MEMORY, answer=answer, initialize=initialize)
         (draft / "1" / "weights.bin").write_bytes(weights)
         packed = draft.with_suffix(".tar.gz")
@@ -55,6 +43,11 @@ class Store:
         place = self.path / name
         place.parent.mkdir(parents=True, exist_ok=True)
         packed.replace(place)
+
+    def put_all(self, *names: str) -> None:
+        """The first one adds 0, the next one 1, and so on."""
+        for number, name in enumerate(names):
+            self.put(name, number)
 
 
 class Caller:
@@ -67,21 +60,20 @@ class Caller:
         self.http.close()
         self.admin.close()
 
+    def call(self, target: str) -> Reply:
+        headers = {"X-Amzn-SageMaker-Target-Model": target}
+        return self.http.post("/endpoints/any/invocations", infer_body(0.0), headers)
+
     def invoke(self, target: str) -> tuple[float, str]:
         """Return what the model has added, and what the cache had."""
-        reply = self.http.post(
-            "/endpoints/any/invocations",
-            infer_body(0.0),
-            headers={"X-Amzn-SageMaker-Target-Model": target},
-        )
+        reply = self.call(target)
         assert reply.status == 200, reply.body
         answer = reply.json()
         assert answer["model_name"] == target
         return answer["outputs"][0]["data"][0], reply.headers["X-Triton-Adapter-Cache"]
 
     def refused(self, target: str) -> tuple[int, dict[str, Any]]:
-        headers = {"X-Amzn-SageMaker-Target-Model": target}
-        reply = self.http.post("/endpoints/any/invocations", infer_body(0.0), headers=headers)
+        reply = self.call(target)
         return reply.status, reply.json()
 
     def loaded(self) -> list[str]:
@@ -92,9 +84,11 @@ class Caller:
         models = self.admin.get("/debug/state").json()["models"]
         return {each["model_id"] for each in models if sum(each["bytes"].values())}
 
+    def wait_ready(self) -> None:
+        wait_until(lambda: self.admin.get("/readyz").status == 200, 60, "the adapter is ready")
+
     def end_triton(self) -> None:
         os.kill(tritonserver(self.adapter), signal.SIGKILL)
 
-    def count(self, metric: str) -> float:
-        lines = self.admin.get("/metrics").body.decode().splitlines()
-        return next(float(line.rpartition(" ")[2]) for line in lines if line.startswith(metric))
+    def count(self, series: str) -> float:
+        return metric(self.adapter, series)

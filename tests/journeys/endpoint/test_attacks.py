@@ -2,23 +2,18 @@
 
 import gzip
 import json
-import os
-import signal
-import zlib
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from pathlib import Path
 
 import pytest
 
 from tests.journeys.endpoint.folder_store import Caller, Store
 from tests.processes import tritonserver
 from tests.running import COMPLETE, Reply, embedded_adapter
-from tests.trees import infer_body, write_python_model
+from tests.trees import infer_body
 
 pytestmark = pytest.mark.triton
 
-_SECRET = "the secret of team a"  # noqa: S105 - it opens nothing else
 _BODY = json.dumps(infer_body(0.0)).encode()
 
 
@@ -52,16 +47,9 @@ def caller(store: Store, tmp_path_factory: pytest.TempPathFactory) -> Iterator[C
         yield caller
 
 
-def sent(caller: Caller, body: bytes, encoding: str) -> Reply:
-    headers = {"X-Amzn-SageMaker-Target-Model": "m.tar.gz", "Content-Encoding": encoding}
+def sent(caller: Caller, body: bytes) -> Reply:
+    headers = {"X-Amzn-SageMaker-Target-Model": "m.tar.gz", "Content-Encoding": "gzip"}
     return caller.http.post("/endpoints/any/invocations", body, headers)
-
-
-@pytest.mark.parametrize("encoding", ["gzip", "deflate"])
-def test_a_packed_body_is_unpacked(caller: Caller, encoding: str) -> None:
-    packed = gzip.compress(_BODY) if encoding == "gzip" else zlib.compress(_BODY)
-    reply = sent(caller, packed, encoding)
-    assert (reply.status, reply.json()["outputs"][0]["data"]) == (200, [1.0])
 
 
 # Made when its test runs: the last one takes a second and hundreds of MiB.
@@ -85,7 +73,9 @@ def test_a_packed_body_is_unpacked(caller: Caller, encoding: str) -> None:
 )
 def test_packed_garbage_is_the_callers_error(caller: Caller, made: Callable[[], bytes]) -> None:
     before = tritonserver(caller.adapter)
-    reply = sent(caller, made(), "gzip")
+    good = sent(caller, gzip.compress(_BODY))
+    assert (good.status, good.json()["outputs"][0]["data"]) == (200, [1.0])
+    reply = sent(caller, made())
     assert (reply.status, reply.json().get("OriginalStatusCode")) in {(424, 400), (400, None)}
     assert tritonserver(caller.adapter) == before
     assert caller.invoke("m.tar.gz")[0] == 1
@@ -106,29 +96,3 @@ def test_a_name_of_v2_is_no_key(caller: Caller) -> None:
     assert caller.http.post("/v2/models/other%2Fm/infer", infer_body(0.0)).status == 200
     status, body = caller.refused("other/m")
     assert (status, body["Message"].count("other/m")) == (400, 2), body
-
-
-def test_a_request_line_with_a_host_is_answered_as_one_without(caller: Caller) -> None:
-    url = f"http://{caller.adapter.http}/endpoints/any/invocations"
-    headers = {"X-Amzn-SageMaker-Target-Model": "m.tar.gz"}
-    reply = caller.http.post(url, infer_body(0.0), headers)
-    assert (reply.status, reply.json()["outputs"][0]["data"]) == (200, [1.0])
-    absent = caller.http.post(url, infer_body(0.0))
-    assert absent.headers["x-amzn-ErrorType"] == "ValidationError"
-
-
-def test_models_cannot_read_the_secrets_of_the_endpoint(tmp_path: Path) -> None:
-    (tmp_path / "store").mkdir()
-    write_python_model(tmp_path / "store" / "m")
-    flags = (
-        f"--model-store={tmp_path}/store",
-        f"--cache-dir={tmp_path}/cache",
-        "--endpoint-keys=AKIDTEAMA env:SECRET_OF_A *",
-    )
-    with embedded_adapter(*flags, environ={"SECRET_OF_A": _SECRET}) as adapter:
-        environ = Path(f"/proc/{tritonserver(adapter)}/environ").read_bytes()
-        assert b"PATH=" in environ
-        assert _SECRET.encode() not in environ
-        os.kill(tritonserver(adapter), signal.SIGKILL)
-        adapter.wait_for("triton.restarted", 60)
-        assert _SECRET.encode() not in Path(f"/proc/{tritonserver(adapter)}/environ").read_bytes()

@@ -5,9 +5,9 @@ import importlib.util
 import queue
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
+from contextlib import closing
 from typing import Any
 
 import grpc
@@ -18,15 +18,29 @@ from tritonclient.grpc.aio import InferenceServerClient as AsyncInferenceServerC
 
 from tests.grpc_calls import calls_to, infer_request, pb
 from tests.journeys.endpoint.folder_store import Caller, Store
-from tests.running import EXAMPLES
+from tests.running import COMPLETE, EXAMPLES, embedded_adapter
 
 pytestmark = pytest.mark.triton
 
-Start = Callable[..., Caller]
 PROGRAM = EXAMPLES.parent / "fleet" / "by_model.py"
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
+def caller(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Caller]:
+    """A store of five models, each of which adds its place in the alphabet."""
+    folder = tmp_path_factory.mktemp("by-model")
+    (folder / "store").mkdir()
+    for number, name in enumerate(("a", "team/b", "c", "d", "e"), 1):
+        Store(folder / "store").put(f"{name}.tar.gz", number)
+    flags = (f"--model-store={folder / 'store'}", f"--cache-dir={folder / 'cache'}")
+    with (
+        embedded_adapter(*flags, "--on-demand", COMPLETE) as adapter,
+        closing(Caller(adapter)) as caller,
+    ):
+        yield caller
+
+
+@pytest.fixture(scope="module")
 def by_model() -> Any:
     spec = importlib.util.spec_from_file_location("by_model", PROGRAM)
     assert spec is not None
@@ -79,49 +93,8 @@ def test_example_client_names_model_of_each_call(by_model: Any):
     server.stop(None)
 
 
-def test_models_that_metadata_name_too_are_loaded_on_demand(
-    start: Start, store: Store, by_model: Any
-):
-    for number, name in enumerate(("a", "b", "c.tar.gz", "team/d")):
-        store.put(name if name.endswith(".gz") else f"{name}.tar.gz", number)
-    caller = start("--on-demand")
-
-    with by_model.InferenceServerClient(caller.adapter.grpc) as client:
-        for _ in range(2):  # loaded, then there
-            assert client.infer("c.tar.gz", [tensor()]).as_numpy("OUT")[0] == 2
-        assert client.get_model_metadata("a").name == "a"
-        assert client.infer("team/d", [tensor()]).as_numpy("OUT")[0] == 3
-
-    async def ask() -> float:
-        async with by_model.AsyncInferenceServerClient(caller.adapter.grpc) as client:
-            found = await client.infer("b", [tensor()])
-        return float(found.as_numpy("OUT")[0])
-
-    assert asyncio.run(ask()) == 1
-    assert caller.loaded() == ["a", "b", "c.tar.gz", "team/d"]
-
-
-def test_a_stream_that_names_its_model_when_it_begins_loads_it(
-    start: Start, store: Store, by_model: Any
-):
-    store.put("a.tar.gz", 1)
-    caller = start("--on-demand")
-    answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    with by_model.InferenceServerClient(caller.adapter.grpc) as client:
-        client.start_stream(
-            lambda result, error: answers.put((result, error)), headers={"mm-model-id": "a.tar.gz"}
-        )
-        client.async_stream_infer("a.tar.gz", [tensor()])
-        result, error = answers.get(timeout=60)
-        assert error is None
-        assert result.as_numpy("OUT")[0] == 1
-        client.stop_stream()
-
-
-def test_what_a_mesh_asks_for_is_still_for_the_mesh_to_load(start: Start, store: Store):
+def test_what_a_mesh_asks_for_is_still_for_the_mesh_to_load(caller: Caller):
     """Its id is in the metadata alone, or is another than the message has."""
-    store.put("a.tar.gz", 1)
-    caller = start("--on-demand")
     with calls_to(caller.adapter.grpc) as calls:
         for name in ("", "another"):
             request = infer_request(name, 0.0)
@@ -133,20 +106,46 @@ def test_what_a_mesh_asks_for_is_still_for_the_mesh_to_load(start: Start, store:
     assert caller.loaded() == []
 
 
-def test_call_after_tritons_end_loads_named_model(start: Start, store: Store, by_model: Any):
-    store.put("a.tar.gz", 1)
-    caller = start("--on-demand")
+def test_models_that_metadata_name_too_are_loaded_on_demand(caller: Caller, by_model: Any):
+    with by_model.InferenceServerClient(caller.adapter.grpc) as client:
+        for _ in range(2):  # loaded, then there
+            assert client.infer("a.tar.gz", [tensor()]).as_numpy("OUT")[0] == 1
+        assert client.infer("team/b", [tensor()]).as_numpy("OUT")[0] == 2
+        assert client.get_model_metadata("c").name == "c"
+
+    async def ask() -> float:
+        async with by_model.AsyncInferenceServerClient(caller.adapter.grpc) as client:
+            found = await client.infer("c", [tensor()])
+        return float(found.as_numpy("OUT")[0])
+
+    assert asyncio.run(ask()) == 3
+    assert caller.loaded() == ["a.tar.gz", "c", "team/b"]
+
+
+def test_a_stream_that_names_its_model_when_it_begins_loads_it(caller: Caller, by_model: Any):
+    answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    with by_model.InferenceServerClient(caller.adapter.grpc) as client:
+        client.start_stream(
+            lambda result, error: answers.put((result, error)), headers={"mm-model-id": "d.tar.gz"}
+        )
+        client.async_stream_infer("d.tar.gz", [tensor()])
+        result, error = answers.get(timeout=60)
+        assert error is None
+        assert result.as_numpy("OUT")[0] == 4
+        client.stop_stream()
+
+
+def test_the_program_prints_what_a_model_answers(caller: Caller):
+    command = [sys.executable, PROGRAM, caller.adapter.grpc, "e.tar.gz"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (0, "[6.0, 7.0]\n"), done.stderr
+
+
+# keep it last: it ends Triton
+def test_call_after_tritons_end_loads_named_model(caller: Caller, by_model: Any):
     with by_model.InferenceServerClient(caller.adapter.grpc) as client:
         client.infer("a.tar.gz", [tensor()])
         caller.end_triton()
         caller.adapter.wait_for("triton.restarted", 60)
         caller.adapter.wait_for("triton.models_vanished", 60)
         assert client.infer("a.tar.gz", [tensor()]).as_numpy("OUT")[0] == 1
-
-
-def test_the_program_prints_what_a_model_answers(start: Start, store: Store, tmp_path: Path):
-    store.put("a.tar.gz", 3)
-    caller = start("--on-demand")
-    command = [sys.executable, PROGRAM, caller.adapter.grpc, "a.tar.gz"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert (done.returncode, done.stdout) == (0, "[4.0, 5.0]\n"), done.stderr

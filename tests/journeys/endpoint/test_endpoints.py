@@ -1,27 +1,25 @@
 """Endpoints by name, each with a folder of its own; models are loaded when they are called."""
 
 import json
-import re
 import shutil
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-import boto3
 import pytest
-from botocore.config import Config
 
 from tests.asking import binary_request
 from tests.grpc_calls import write_decoupled_model
+from tests.journeys.endpoint.conftest import client_of
 from tests.journeys.endpoint.test_invoke import refusal
 from tests.journeys.endpoint.test_streams import COUNTING, stream, values
-from tests.running import COMPLETE, Client, RunningAdapter, embedded_adapter
+from tests.running import COMPLETE, RunningAdapter, embedded_adapter
 from tests.trees import infer_body, write_python_model
 
 pytestmark = pytest.mark.triton
 
-SECRET = "the secret of team a"  # noqa: S105 - it opens nothing else
+KEY = {"aws_access_key_id": "AKIDTEAMA", "aws_secret_access_key": "the secret of team a"}
 
 
 @pytest.fixture(scope="module")
@@ -48,18 +46,7 @@ def started(stores: Path, tmp_path: Path, **settings: object) -> Any:
     given = {"endpoints": endpoints, "cache_dir": str(tmp_path / "cache"), **settings}
     config.write_text(json.dumps(given))
     flags = (f"--config={config}", f"--model-roots={tmp_path}/none", COMPLETE)
-    return embedded_adapter(*flags, environ={"SECRET": SECRET})
-
-
-def client_of(adapter: RunningAdapter, secret: str) -> Any:
-    return boto3.client(
-        "sagemaker-runtime",
-        endpoint_url=f"http://{adapter.http}",
-        region_name="eu-west-1",
-        aws_access_key_id="AKIDTEAMA",
-        aws_secret_access_key=secret,
-        config=Config(retries={"total_max_attempts": 1}),
-    )
+    return embedded_adapter(*flags, environ={"SECRET": KEY["aws_secret_access_key"]})
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +57,7 @@ def named(stores: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ru
 
 @pytest.fixture(scope="module")
 def runtime(named: RunningAdapter) -> Iterator[Any]:
-    with closing(client_of(named, SECRET)) as client:
+    with closing(client_of(named.http)) as client:
         yield client
 
 
@@ -129,37 +116,3 @@ def test_a_model_that_cannot_be_loaded_is_a_model_error(runtime: Any) -> None:
     found = refusal(runtime, "broken", EndpointName="two").response
     assert (found["Error"]["Code"], found["OriginalStatusCode"]) == ("ModelError", 400)
     assert "config.pbtxt" in found["OriginalMessage"]
-
-
-def test_what_a_key_may_not_ask_for_is_not_fetched(stores: Path, tmp_path: Path) -> None:
-    keys = ["AKIDTEAMA env:SECRET team-a/*"]
-    with (
-        started(stores, tmp_path, endpoint_keys=keys) as adapter,
-        closing(client_of(adapter, SECRET)) as client,
-    ):
-        errors = [
-            str(refusal(client, target, EndpointName="one")).replace(target, "KEY")
-            for target in ("team-b/model", "team-a/none", "team-b/none")
-        ]
-        assert len(set(errors)) == 1
-        assert told(client, "one", "team-a/model")[0] == 1
-        adapter.wait_for("artifact.fetch_begun")
-        fetched = {line["key"] for line in adapter.events("artifact.fetch_begun")}
-    assert fetched == {"one/team-a/model"}
-
-
-def test_waiting_call_tells_no_overhead(named: RunningAdapter, runtime: Any) -> None:
-    def noted() -> tuple[int, int]:
-        """How many calls were answered, and of how many it was noted what the adapter took."""
-        names = 'frontend="endpoint",method="invocations"'
-        with closing(Client(named.admin)) as admin:
-            page = admin.get("/metrics").body.decode()
-        answered = re.search(rf'requests_total\{{code="200",{names}\}} (\S+)', page)
-        own = re.search(rf"overhead_seconds_count\{{{names}\}} (\S+)", page)
-        return tuple(int(float(found[1])) if found else 0 for found in (answered, own))
-
-    answered, own = noted()
-    assert told(runtime, "two", "team-b/cold")[2] == "miss"
-    assert noted() == (answered + 1, own)
-    assert told(runtime, "two", "team-b/cold")[2] == "hit"
-    assert noted() == (answered + 2, own + 1)

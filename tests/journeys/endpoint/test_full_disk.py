@@ -5,16 +5,13 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from botocore.config import Config
-from botocore.exceptions import ClientError
 
-from adapter.core.calls import NOT_STARTED, RPC_NOT_STARTED
+from adapter.core.calls import RPC_NOT_STARTED
 from tests.grpc_calls import calls_to
-from tests.journeys.endpoint.conftest import KEYS
 from tests.journeys.endpoint.folder_store import Caller, Store
 from tests.journeys.endpoint.test_not_started import code_and_trailers, invoke, told, v2_infer
 from tests.little_disk import adapter_with_little, resize
-from tests.running import COMPLETE, wait_until
+from tests.running import COMPLETE
 
 pytestmark = pytest.mark.triton
 
@@ -63,17 +60,6 @@ def test_full_disk_leaves_calls_to_other_machines(caller: Caller, cache: Path):
     assert (worst["code"], worst["model_id"]) == ("NoRoom", "a.tar.gz")
 
     resize(adapter, str(cache), "2g")
-    wait_until(lambda: caller.admin.get("/readyz").status == 200, 30, "it is ready")
+    caller.wait_ready()
     assert caller.admin.get("/debug/state").json()["worst"] is None
     assert caller.invoke("a.tar.gz") == (1, "miss")
-
-
-def test_boto3_sends_again_what_no_disk_had_room_for(caller: Caller):
-    boto3 = pytest.importorskip("boto3")
-    config = Config(retries={"total_max_attempts": 3})
-    where = {"endpoint_url": f"http://{caller.adapter.http}", "region_name": "eu-west-1"}
-    runtime = boto3.client("sagemaker-runtime", config=config, **where, **KEYS)
-    with closing(runtime), pytest.raises(ClientError) as refused:
-        runtime.invoke_endpoint(EndpointName="any", TargetModel="a.tar.gz", Body=b"{}")
-    said = refused.value.response["ResponseMetadata"]
-    assert (said["RetryAttempts"], said["HTTPHeaders"][NOT_STARTED.lower()]) == (2, "1")

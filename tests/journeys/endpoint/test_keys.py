@@ -20,35 +20,27 @@ def model_error(caller, key: str) -> str:
     return json.loads(refusal["OriginalMessage"])["error"]
 
 
-def test_lone_file_is_a_model_if_known(start, store, tmp_path: Path):
-    """One of no known format is told what is accepted."""
+def test_package_without_a_model_is_told_what_to_give(start, store, tmp_path: Path):
+    """Triton would take the end of a key for a backend, `gz`, and say that it lacks that."""
     (store.path / "lone").mkdir()
     code = write_python_model(tmp_path / "draft") / "1/model.py"
     code.rename(store.path / "lone/model.py")
     (store.path / "notes.txt").write_text("no model")
+    store.put("good.tar.gz", 1)
+    (store.path / "folder").mkdir()
+    (store.path / "good.tar.gz").rename(store.path / "folder/inner.tar.gz")
+    write_python_model(tmp_path / "deeper" / "a/b/c/d")
+    pack(tmp_path / "deeper", store.path / "deep.tar.gz")
     caller = start()
+
     assert "expected 0 inputs" in model_error(caller, "lone/model.py"), "it has no config"
     assert caller.loaded() == ["lone/model.py"]
     reason = model_error(caller, "notes.txt")
     assert "notes.txt: add a config.pbtxt, or name the file as below; it is no model file" in reason
     assert "*.onnx" in reason
     assert ".tar.gz" in reason
-
-
-def test_an_archive_in_an_archive_is_an_error_with_a_hint(start, store):
-    store.put("good.tar.gz", 1)
-    (store.path / "folder").mkdir()
-    (store.path / "good.tar.gz").rename(store.path / "folder/inner.tar.gz")
-    caller = start()
     hint = "give the content of inner.tar.gz itself, which is not unpacked"
     assert hint in model_error(caller, "folder")
-
-
-def test_package_without_a_model_is_refused_before_triton(start, store, tmp_path: Path):
-    """Triton takes the end of the key for a backend, `gz`, and would say that it lacks that."""
-    write_python_model(tmp_path / "draft" / "a/b/c/d")
-    pack(tmp_path / "draft", store.path / "deep.tar.gz")
-    caller = start()
     reason = model_error(caller, "deep.tar.gz")
     assert reason.startswith("deep.tar.gz: give the folder a/b/c/d itself")
     assert "backend '" not in reason

@@ -51,9 +51,8 @@ def test_a_large_call_loads_its_model(start, store: Store, size, metadata):
         assert (answer.size, set(answer)) == (size // 4, {3.0})
 
 
-def test_large_call_waits_only_for_own_model(start, store: Store, tmp_path):
-    gate = tmp_path / "gate"
-    store.put("slow.tar.gz", 2, gate=gate)
+def test_large_call_waits_only_for_own_model(start, store: Store, gate):
+    store.put("slow.tar.gz", 2, initialize=gate.statements)
     store.put("a.tar.gz", 1)
     caller = start("--on-demand")
     with InferenceServerClient(caller.adapter.grpc) as client:
@@ -63,15 +62,14 @@ def test_large_call_waits_only_for_own_model(start, store: Store, tmp_path):
         )
         wait_until(lambda: states(caller) == ["LOADING"], 30, "it is being loaded")
         assert set(client.infer("a.tar.gz", [tensor(20 * MIB)]).as_numpy("OUT")) == {2.0}
-        gate.touch()
+        gate.open()
         result, error = answers.get(timeout=60)
     assert error is None
     assert set(result.as_numpy("OUT")) == {3.0}
 
 
-def test_a_caller_who_leaves_while_a_large_call_waits_leaves_nothing(start, store: Store, tmp_path):
-    gate = tmp_path / "gate"
-    store.put("slow.tar.gz", 2, gate=gate)
+def test_a_caller_who_leaves_while_a_large_call_waits_leaves_nothing(start, store: Store, gate):
+    store.put("slow.tar.gz", 2, initialize=gate.statements)
     caller = start("--on-demand")
     with InferenceServerClient(caller.adapter.grpc) as client:
         ended: SimpleQueue[Any] = SimpleQueue()
@@ -81,7 +79,7 @@ def test_a_caller_who_leaves_while_a_large_call_waits_leaves_nothing(start, stor
         wait_until(lambda: states(caller) == ["LOADING"], 30, "it is being loaded")
         call.cancel()
         assert ended.get(timeout=30)[0] is None
-        gate.touch()
+        gate.open()
         wait_until(lambda: states(caller) == ["READY"], 60, "it is loaded")
         assert set(client.infer("slow.tar.gz", [tensor(20 * MIB)]).as_numpy("OUT")) == {3.0}
     [model] = caller.admin.get("/debug/state").json()["models"]

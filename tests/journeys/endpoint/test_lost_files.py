@@ -7,8 +7,6 @@ import pytest
 
 from adapter.core.calls import NOT_STARTED
 from adapter.store.cache_folder import CacheFolder
-from tests.running import wait_until
-from tests.trees import infer_body
 
 pytestmark = pytest.mark.triton
 
@@ -19,8 +17,7 @@ def empty(cache_dir: Path) -> None:
 
 
 def test_an_evicted_model_whose_files_were_deleted_is_fetched_again(start, store, tmp_path):
-    for number, name in enumerate(("a.tar.gz", "b.tar.gz")):
-        store.put(name, number)
+    store.put_all("a.tar.gz", "b.tar.gz")
     caller = start("--memory-source=off", "--memory-limit=150MiB")
     assert caller.invoke("a.tar.gz") == (0, "miss")
     (file,) = (tmp_path / "cache" / "artifacts").glob("*/files/*/1/model.py")
@@ -33,22 +30,20 @@ def test_an_evicted_model_whose_files_were_deleted_is_fetched_again(start, store
 
 def test_preloaded_models_return_without_their_files(start, store, tmp_path):
     """After the end of Triton."""
-    for number, name in enumerate(("a.tar.gz", "b.tar.gz")):
-        store.put(name, number)
+    store.put_all("a.tar.gz", "b.tar.gz")
     caller = start("--preload=a.tar.gz")
-    wait_until(lambda: caller.admin.get("/readyz").status == 200, 60, "ready")
+    caller.wait_ready()
     assert caller.invoke("b.tar.gz") == (1, "miss")
     empty(tmp_path / "cache")
     caller.end_triton()
     caller.adapter.wait_for("artifact.lost", key="a.tar.gz")
-    wait_until(lambda: caller.admin.get("/readyz").status == 200, 60, "ready again")
+    caller.wait_ready()
     assert caller.invoke("a.tar.gz")[0] == 0
     assert caller.invoke("b.tar.gz") == (1, "miss")
 
 
 def test_taken_cache_sends_calls_to_other_machines(start, store, tmp_path):
-    for number, name in enumerate(("a.tar.gz", "b.tar.gz")):
-        store.put(name, number)
+    store.put_all("a.tar.gz", "b.tar.gz")
     caller = start()
     caller.invoke("a.tar.gz")
     empty(tmp_path / "cache")
@@ -59,8 +54,7 @@ def test_taken_cache_sends_calls_to_other_machines(start, store, tmp_path):
     assert (ready.status, len(ready.json()["notes"])) == (200, 1)
     assert "is in use by another triton-adapter" in ready.json()["notes"][0]
     assert caller.invoke("a.tar.gz") == (0, "hit")
-    headers = {"X-Amzn-SageMaker-Target-Model": "b.tar.gz"}
-    refused = caller.http.post("/endpoints/any/invocations", infer_body(0.0), headers)
+    refused = caller.call("b.tar.gz")
     assert (refused.status, refused.headers[NOT_STARTED]) == (503, "1")
     assert str(tmp_path) not in refused.body.decode()
     other.close()

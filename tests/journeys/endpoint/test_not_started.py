@@ -25,11 +25,6 @@ PINNED = ("--pin=a.tar.gz", "--pin=b.tar.gz")
 TARGET = "X-Amzn-SageMaker-Target-Model"
 
 
-def put(store: Store, *names: str) -> None:
-    for number, name in enumerate(names):
-        store.put(f"{name}.tar.gz", number)
-
-
 def invoke(caller: Caller, name: str) -> Reply:
     with closing(caller.adapter.client()) as http:
         return http.post("/endpoints/any/invocations", infer_body(0.0), {TARGET: name})
@@ -53,7 +48,7 @@ def told(reply: Reply) -> tuple[int, str, str | None]:
 
 
 def test_where_nothing_can_be_evicted_another_machine_may_be_asked(start: Start, store: Store):
-    put(store, "a", "b", "c")
+    store.put_all("a.tar.gz", "b.tar.gz", "c.tar.gz")
     caller = start(*ROOM_FOR_TWO, *PINNED, "--on-demand")
     for name in ("a.tar.gz", "b.tar.gz"):
         caller.invoke(name)
@@ -67,7 +62,7 @@ def test_where_nothing_can_be_evicted_another_machine_may_be_asked(start: Start,
 
 def test_drain_answers_loaded_models_alone(start: Start, store: Store):
     """The rest is for another machine."""
-    put(store, "a", "b")
+    store.put_all("a.tar.gz", "b.tar.gz")
     caller = start("--on-demand")
     caller.invoke("a.tar.gz")
     caller.admin.post("/drain?timeout=0")
@@ -84,17 +79,13 @@ def test_drain_answers_loaded_models_alone(start: Start, store: Store):
 
 
 def test_request_broken_by_triton_is_not_retried(start: Start, store: Store):
-    put(store, "a")
+    store.put_all("a.tar.gz")
     caller = start("--on-demand")
     caller.invoke("a.tar.gz")
+    models = caller.adapter.models
     with ThreadPoolExecutor(1) as pool:
         suspend(pid := tritonserver(caller.adapter))
         reply = pool.submit(invoke, caller, "a.tar.gz")
-        wait_until(lambda: _in_flight(caller, "a.tar.gz") == 1, 30, "Triton has the request")
+        wait_until(lambda: models()["a.tar.gz"]["in_flight"] == 1, 30, "Triton has the request")
         os.kill(pid, signal.SIGKILL)
         assert told(reply.result(30)) == (424, "ModelError", None)
-
-
-def _in_flight(caller: Caller, name: str) -> int:
-    models = caller.admin.get("/resident").json()["models"]
-    return next(each["in_flight"] for each in models if each["name"] == name)

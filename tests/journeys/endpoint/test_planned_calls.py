@@ -12,7 +12,7 @@ from tests.buckets import Bucket
 from tests.journeys.endpoint.conftest import NAMES
 from tests.journeys.endpoint.folder_store import Caller, Store
 from tests.journeys.endpoint.test_invoke import BODY
-from tests.running import Client, Reply, RunningAdapter
+from tests.running import Client, Reply
 from tests.trees import write_python_model
 
 pytestmark = pytest.mark.triton
@@ -92,14 +92,6 @@ def test_an_archive_that_was_broken_a_moment_ago_is_refused_alike(
     kinds = ({}, HANDLED)
     found = [told(caller.post(PATH, BODY, asked | more), "broken.tar.gz") for more in kinds]
     assert found == [first, first]
-
-
-def test_error_of_a_planned_call_is_logged_with_its_id(
-    served: RunningAdapter, caller: Client
-) -> None:
-    reply = caller.post(PATH, b"{", {TARGET: "plain"})
-    line = served.wait_for("request.failed", aws_request_id=reply.headers["x-amzn-RequestId"])
-    assert (line["status"], line["model_id"]) == (424, "plain")
 
 
 @pytest.mark.parametrize(

@@ -9,13 +9,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-import boto3
 import pytest
 from botocore.exceptions import ClientError
 
 from tests.asking import Gate
 from tests.constants import STORE
-from tests.journeys.endpoint.conftest import KEYS, client_of
+from tests.journeys.endpoint.conftest import client_of
 from tests.journeys.endpoint.test_invoke import refusal
 from tests.running import COMPLETE, RunningAdapter, embedded_adapter, wait_until
 from tests.trees import CONFIG, infer_body, write_python_model
@@ -95,8 +94,7 @@ def runtime(strict: RunningAdapter) -> Iterator[Any]:
 @pytest.fixture
 def patient(strict: RunningAdapter) -> Iterator[Any]:
     """boto3 as it comes."""
-    place = {"endpoint_url": f"http://{strict.http}", "region_name": "eu-west-1"}
-    with closing(boto3.client("sagemaker-runtime", **place, **KEYS)) as client:
+    with closing(client_of(strict.http, config=None)) as client:
         yield client
 
 

@@ -6,13 +6,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing
 from typing import Any
 
-import boto3
 import pytest
 from botocore.exceptions import ClientError
 from botocore.parsers import create_parser
 
 from tests.asking import RawConnection
-from tests.journeys.endpoint.conftest import KEYS
+from tests.journeys.endpoint.conftest import client_of
 from tests.journeys.endpoint.test_invoke import BODY, UUID, refusal
 from tests.running import Client, RunningAdapter, embedded_adapter
 
@@ -127,16 +126,12 @@ def without_store() -> Iterator[RunningAdapter]:
         yield adapter
 
 
-def client(service: str, adapter: RunningAdapter) -> Any:
-    place = {"endpoint_url": f"http://{adapter.http}", "region_name": "eu-west-1"}
-    return boto3.client(service, **place, **KEYS)
-
-
 @pytest.mark.parametrize("operation", ["describe_endpoint", "delete_endpoint"])
 def test_another_operation_of_aws_is_told_what_is_here(
     served: RunningAdapter, operation: str
 ) -> None:
-    with closing(client("sagemaker", served)) as control, pytest.raises(ClientError) as raised:
+    control = client_of(served.http, "sagemaker", config=None)
+    with closing(control), pytest.raises(ClientError) as raised:
         getattr(control, operation)(EndpointName="any")
     error = raised.value.response["Error"]
     assert error["Code"] == "UnknownOperationException"
@@ -149,7 +144,7 @@ def test_another_operation_of_aws_is_told_what_is_here(
 def test_without_a_store_a_call_is_told_which_settings_make_an_endpoint(
     without_store: RunningAdapter,
 ) -> None:
-    with closing(client("sagemaker-runtime", without_store)) as runtime:
+    with closing(client_of(without_store.http)) as runtime:
         error = refusal(runtime).response["Error"]
     assert error["Code"] == "UnknownOperationException"
     assert re.search(r"no endpoint: set `model_store` or `endpoints`", error["Message"])

@@ -1,6 +1,7 @@
 """The real command, a real Triton, a folder of models as the store, and room for two models."""
 
 import os
+import signal
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +18,8 @@ from tests.asking import refusal
 from tests.constants import STAY
 from tests.grpc_calls import calls_to
 from tests.journeys.endpoint.folder_store import Caller, Store
-from tests.journeys.endpoint.test_resident import MIB, resident
+from tests.journeys.memory.models import MIB, counted
+from tests.processes import suspend, tritonserver
 from tests.running import wait_until
 from tests.trees import CONFIG, infer_body
 
@@ -27,9 +29,32 @@ SEQUENCES = "sequence_batching { max_sequence_idle_microseconds: 600000000 }\n"
 ROOM_FOR_TWO = ("--memory-source=off", "--memory-limit=250MiB")
 
 
+def resident(caller: Caller) -> list[dict[str, Any]]:
+    with closing(Caller(caller.adapter)) as own:
+        models: list[dict[str, Any]] = own.admin.get("/resident").json()["models"]
+    return models
+
+
+def test_a_model_with_a_request_in_flight_is_not_idle(start, store: Store):
+    store.put_all("a.tar.gz", "b.tar.gz")
+    caller = start()
+    for name in ("a.tar.gz", "b.tar.gz"):
+        caller.invoke(name)
+    with ThreadPoolExecutor(1) as pool:
+        suspend(pid := tritonserver(caller.adapter))
+        answer = pool.submit(caller.invoke, "a.tar.gz")
+        wait_until(
+            lambda: answer.done() or resident(caller)[-1]["in_flight"] == 1, 30, "it is in flight"
+        )
+        assert not answer.done(), answer.result()
+        busy = resident(caller)[-1]
+        os.kill(pid, signal.SIGCONT)
+        assert answer.result(60) == (0, "hit")
+    assert (busy["name"], busy["idle_seconds"]) == ("a.tar.gz", 0)
+
+
 def test_least_called_model_is_evicted_and_returns(start, store):
-    for number, name in enumerate(("a.tar.gz", "team/b.tar.gz", "c.tar.gz")):
-        store.put(name, number)
+    store.put_all("a.tar.gz", "team/b.tar.gz", "c.tar.gz")
     caller = start(*ROOM_FOR_TWO, constants={STAY: 0})
     assert caller.invoke("a.tar.gz") == (0, "miss")
     assert caller.invoke("team/b.tar.gz") == (1, "miss")
@@ -65,7 +90,7 @@ def test_models_of_preload_are_loaded_before_the_adapter_is_ready(start, store):
     (store.path / "broken.tar.gz").write_bytes(b"no archive")
     flags = [f"--preload={name}" for name in ("a.tar.gz", "broken.tar.gz", "missing.tar.gz")]
     caller = start(*flags)
-    wait_until(lambda: caller.admin.get("/readyz").status == 200, 60, "ready")
+    caller.wait_ready()
     assert caller.loaded() == ["a.tar.gz"]
     notes = caller.admin.get("/readyz").json()["notes"]
     assert [note.split("'")[1] for note in notes] == ["broken.tar.gz", "missing.tar.gz"]
@@ -80,18 +105,13 @@ def _ask(caller: Caller, way: str, name: str) -> tuple[bool, str]:
                 return True, str(calls.infer(name, 0.0))
         except RpcError as error:
             return False, f"{error.code()}: {error.details()}"
-    path, headers = f"/v2/models/{name}/infer", {}
-    if way == "endpoint":
-        path = "/endpoints/any/invocations"
-        headers = {"X-Amzn-SageMaker-Target-Model": name}
-    reply = caller.http.post(path, infer_body(0.0), headers=headers)
+    reply = caller.call(name) if way == "endpoint" else v2_infer(caller, name)
     return reply.status == 200, reply.body.decode()
 
 
 def test_ready_means_triton_has_the_model(start, store):
     """No call reaches a Triton without it."""
-    for number, name in enumerate(("a.tar.gz", "b.tar.gz")):
-        store.put(name, number)
+    store.put_all("a.tar.gz", "b.tar.gz")
     caller = start(*ROOM_FOR_TWO, "--on-demand", "--on-triton-restart=reload")
     is_over, told = threading.Event(), list[tuple[float, bool, str]]()
 
@@ -106,25 +126,19 @@ def test_ready_means_triton_has_the_model(start, store):
         asking = [pool.submit(ask_on, *each) for each in ways]
         try:
             for name in "a.tar.gz", "b.tar.gz":
-                wait_until(lambda name=name: _answers(caller, name), 60, f"{name} answers")
+                wait_until(lambda name=name: caller.call(name).status == 200, 60, f"{name} answers")
             caller.end_triton()
             caller.adapter.wait_for("triton.restarted")
-            wait_until(lambda: caller.admin.get("/readyz").status == 200, 60, "it is ready")
+            caller.wait_ready()
             ready = time.monotonic()
             for name in "a.tar.gz", "b.tar.gz":
-                wait_until(lambda name=name: _answers(caller, name), 60, f"{name} answers")
+                wait_until(lambda name=name: caller.call(name).status == 200, 60, f"{name} answers")
         finally:
             is_over.set()
     for each in asking:
         each.result()
     assert [text for _, _, text in told if "does not have the model" in text] == []
     assert [each for each in told if each[0] > ready and not each[1]] == []
-
-
-def _answers(caller: Caller, name: str) -> bool:
-    headers = {"X-Amzn-SageMaker-Target-Model": name}
-    reply = caller.http.post("/endpoints/any/invocations", infer_body(0.0), headers=headers)
-    return reply.status == 200
 
 
 # -- V2 --------------------------------------------------------------------------------------------
@@ -135,8 +149,7 @@ def v2_infer(caller: Caller, name: str) -> Any:
 
 
 def test_with_on_demand_v2_rest_and_grpc_load_what_they_name(start, store):
-    for number, name in enumerate(("a.tar.gz", "b.tar.gz", "c.tar.gz")):
-        store.put(name, number)
+    store.put_all("a.tar.gz", "b.tar.gz", "c.tar.gz")
     caller = start(*ROOM_FOR_TWO, "--on-demand", "--grpc=127.0.0.1:0")
     answer = v2_infer(caller, "a").json()  # the archive of that name
     assert (answer["model_name"], answer["outputs"][0]["data"]) == ("a", [0])
@@ -197,26 +210,26 @@ def test_without_on_demand_v2_loads_nothing(start, store):
     assert v2_infer(caller, "a.tar.gz").status == 200
 
 
-def test_waiting_v2_call_tells_no_overhead(start, store):
-    for name in ("a.tar.gz", "b.tar.gz"):
+def test_waiting_call_tells_no_overhead(start, store):
+    for name in ("a.tar.gz", "b.tar.gz", "c.tar.gz"):
         store.put(name, 1)
-    caller = start("--on-demand", "--grpc=127.0.0.1:0")
+    caller = start("--on-demand")
 
-    def noted(frontend: str, method: str) -> tuple[float, float]:
+    def noted(frontend: str, method: str, code: str) -> tuple[float, float]:
         """How many calls were answered, and of how many it was noted what the adapter took."""
-        names = f'{{frontend="{frontend}",method="{method}"}}'
-        code = "OK" if frontend == "grpc" else "200"
-        answered = f'triton_adapter_requests_total{{code="{code}",{names[1:]}'
-        own = f"triton_adapter_overhead_seconds_count{names}"
-        page = caller.admin.get("/metrics").body.decode()
-        return tuple(caller.count(each) if each in page else 0 for each in (answered, own))
+        names = f'frontend="{frontend}",method="{method}"'
+        answered = f'triton_adapter_requests_total{{code="{code}",{names}}}'
+        own = f"triton_adapter_overhead_seconds_count{{{names}}}"
+        return counted(caller.adapter, answered), counted(caller.adapter, own)
 
     for calls in (1, 2):
         assert v2_infer(caller, "a").status == 200
-        assert noted("v2", "infer") == (calls, calls - 1)
+        assert noted("v2", "infer", "200") == (calls, calls - 1)
+        assert caller.invoke("c.tar.gz")[0] == 1
+        assert noted("endpoint", "invocations", "200") == (calls, calls - 1)
     with calls_to(caller.adapter.grpc) as rpc:
         assert rpc.infer("b", 0.0) == [1.0]
-    assert noted("grpc", "ModelInfer") == (1, 0)
+    assert noted("grpc", "ModelInfer", "OK") == (1, 0)
 
 
 # -- room on disk: 5 MiB, for models of 1.5 MiB and of 3 while they are unpacked -------------------

@@ -7,15 +7,14 @@ from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
 
-import boto3
 import pytest
 from botocore.auth import SigV4Auth
 from botocore.awsrequest import AWSRequest
-from botocore.config import Config
 from botocore.credentials import Credentials
 from botocore.exceptions import ClientError
 
 from tests.asking import binary_request
+from tests.journeys.endpoint.conftest import client_of
 from tests.journeys.endpoint.test_invoke import BODY, invoke, refusal
 from tests.running import COMPLETE, EXAMPLES, Client, RunningAdapter, embedded_adapter
 
@@ -45,20 +44,14 @@ def signed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningAdapter]
         yield running
 
 
-def client_of(adapter: RunningAdapter, key: str, secret: str | None = None) -> Any:
-    return boto3.client(
-        "sagemaker-runtime",
-        endpoint_url=f"http://{adapter.http}",
-        region_name="eu-west-1",
-        aws_access_key_id=key,
-        aws_secret_access_key=secret or SECRETS[key],
-        config=Config(retries={"total_max_attempts": 1}),
-    )
+def signing(adapter: RunningAdapter, key: str, secret: str | None = None) -> Any:
+    keys = {"aws_access_key_id": key, "aws_secret_access_key": secret or SECRETS[key]}
+    return closing(client_of(adapter.http, **keys))
 
 
 @pytest.fixture(scope="module")
 def team_a(signed: RunningAdapter) -> Iterator[Any]:
-    with closing(client_of(signed, "AKIDTEAMA")) as client:
+    with signing(signed, "AKIDTEAMA") as client:
         yield client
 
 
@@ -79,10 +72,8 @@ def test_a_signed_call_is_answered(team_a: Any, name: str) -> None:
 
 
 def test_a_session_token_has_no_meaning(signed: RunningAdapter) -> None:
-    credentials = {"aws_access_key_id": "AKIDTEAMA", "aws_session_token": "any"}
-    place = {"endpoint_url": f"http://{signed.http}", "region_name": "eu-west-1"}
-    secret = {"aws_secret_access_key": SECRETS["AKIDTEAMA"]}
-    with closing(boto3.client("sagemaker-runtime", **place, **credentials, **secret)) as client:
+    keys = {"aws_access_key_id": "AKIDTEAMA", "aws_secret_access_key": SECRETS["AKIDTEAMA"]}
+    with closing(client_of(signed.http, **keys, aws_session_token="any")) as client:  # noqa: S106
         assert json.loads(invoke(client, "team-a/one")["Body"].read())["outputs"]
 
 
@@ -110,7 +101,9 @@ def test_forbidden_model_answers_as_absent_one(signed: RunningAdapter, team_a: A
         return (code_of(error), text, names, headers["x-triton-adapter-cache"])
 
     assert told("team-b/one") == told("team-a/none") == told("team-b/none")
-    with closing(client_of(signed, "AKIDALL")) as everything:
+    fetched = {line["key"] for line in signed.events("artifact.fetch_begun")}
+    assert not [key for key in fetched if key.startswith("team-b")]
+    with signing(signed, "AKIDALL") as everything:
         assert json.loads(invoke(everything, "team-b/one")["Body"].read())["outputs"]
 
 
@@ -123,7 +116,7 @@ def test_patterns_are_of_the_whole_key(team_a: Any, name: str) -> None:
 def test_a_wrong_secret_and_an_unknown_key_are_told_the_same(
     signed: RunningAdapter, key: str
 ) -> None:
-    with closing(client_of(signed, key, "wrong")) as client:
+    with signing(signed, key, "wrong") as client:
         error = refusal(client, "team-a/one")
     assert code_of(error) == (403, "InvalidSignatureException")
     assert "does not match the signature you provided" in str(error)

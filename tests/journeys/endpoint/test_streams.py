@@ -3,7 +3,6 @@
 import json
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -144,67 +143,45 @@ def test_failure_amid_answers_is_model_stream_error(
     assert served.wait_for("request.failed", aws_request_id=request_id)["model_id"] == "failing"
 
 
-def test_answers_arrive_while_the_model_still_works(
-    runtime: Any, add_model: Callable[..., str], tmp_path: Path
-) -> None:
-    gate = Gate(tmp_path / "open")
-    waiting = f"send(values); exec({gate.statements!r}); send(values + 1)"
-    name = add_model("waiting", write_decoupled_model, answer=waiting)
-    try:
-        events = iter(stream(runtime, name, infer_body(1.0))["Body"])
-        next(events)
-        gate.wait_reached()
-    finally:
-        gate.open()
-    assert len([*events]) == 1
+@pytest.fixture
+def add_waiting(add_model: Callable[..., str], gate: Gate) -> Callable[[str], str]:
+    """Adds a model that answers, stands at the gate, and answers again."""
+    answer = f"send(values); exec({gate.statements!r}); send(values + 1)"
+    return lambda name: add_model(name, write_decoupled_model, answer=answer)
 
 
 @pytest.mark.parametrize("body", [infer_body(1.0), {"IN": 1.0}], ids=["V2", "generate"])
-def test_a_stream_counts_in_the_budget_of_bytes_while_it_is_open(
-    served: RunningAdapter,
-    own_runtime: Any,
-    add_model: Callable[..., str],
-    tmp_path: Path,
-    body: object,
+def test_answers_arrive_and_count_while_the_model_works(
+    served: RunningAdapter, own_runtime: Any, add_waiting, gate: Gate, body: object
 ) -> None:
+    """An open stream counts in the budget of bytes, with its body."""
+
     def held() -> float:
         return metric(served, "triton_adapter_body_bytes")
 
-    gate = Gate(tmp_path / "open")
-    waiting = f"send(values); exec({gate.statements!r}); send(values + 1)"
-    name = add_model(f"counted-{len(str(body))}", write_decoupled_model, answer=waiting)
+    name = add_waiting(f"counted-{len(str(body))}")
     wait_until(lambda: held() == 0, 20, "streams of other tests have ended")
-    try:
-        events = iter(stream(own_runtime, name, body)["Body"])
-        next(events)
-        gate.wait_reached()
-        assert 2**16 <= held() < 2**17  # with its body
-    finally:
-        gate.open()
+    events = iter(stream(own_runtime, name, body)["Body"])
+    next(events)
+    gate.wait_reached()
+    assert 2**16 <= held() < 2**17
+    gate.open()
     assert len([*events]) == 1
     wait_until(lambda: held() == 0, 20, "it counts no more")
 
 
 def test_a_caller_who_leaves_does_not_hold_the_model_for_ever(
-    served: RunningAdapter, own_runtime: Any, add_model: Callable[..., str], tmp_path: Path
+    served: RunningAdapter, own_runtime: Any, add_waiting, gate: Gate
 ) -> None:
-    gate = Gate(tmp_path / "open")
-    waiting = f"send(values); exec({gate.statements!r}); send(values + 1)"
-    name = add_model("left", write_decoupled_model, answer=waiting)
+    name = add_waiting("left")
     body = stream(own_runtime, name, infer_body(1.0))["Body"]
-    try:
-        next(iter(body))
-        gate.wait_reached()
-        body.close()
-    finally:
-        gate.open()
+    next(iter(body))
+    gate.wait_reached()
+    body.close()
+    gate.open()
     with closing(served.client()) as client:
-        wait_until(lambda: _in_flight(served, name) == 0, 20, "no request in flight")
+        wait_until(lambda: served.models()[name]["in_flight"] == 0, 20, "no request in flight")
         assert client.delete(f"/models/{name}").status == 200
-
-
-def _in_flight(served: RunningAdapter, name: str) -> int:
-    return next(m["in_flight"] for m in served.state()["models"] if m["model_id"] == name)
 
 
 def test_a_stream_without_a_length_is_refused(caller: Client) -> None:

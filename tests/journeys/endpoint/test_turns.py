@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import boto3
 import pytest
-from botocore.config import Config
 
+from tests.asking import Gate
+from tests.journeys.endpoint.conftest import client_of
 from tests.running import COMPLETE, RunningAdapter, embedded_adapter
 from tests.trees import infer_body, write_python_model
 
@@ -17,19 +17,12 @@ pytestmark = pytest.mark.triton
 
 _SECRETS = {"AKIDMANY": "the secret of many", "AKIDONE": "the secret of one"}
 _MODELS = 8
-_WAIT = """
-import os, time
-while not os.path.exists({gate!r}):
-    time.sleep(0.01)
-"""
 
 
 @pytest.fixture
-def keyed(tmp_path: Path) -> Iterator[RunningAdapter]:
-    """One load at a time, each of which waits for the file `gate`."""
-    draft = write_python_model(
-        tmp_path / "draft", initialize=_WAIT.format(gate=str(tmp_path / "gate")).strip()
-    )
+def keyed(tmp_path: Path, gate: Gate) -> Iterator[RunningAdapter]:
+    """One load at a time, each of which waits for the gate."""
+    draft = write_python_model(tmp_path / "draft", initialize=gate.statements)
     for name in [*(f"many/{number}" for number in range(_MODELS)), "one/a"]:
         shutil.copytree(draft, tmp_path / "store" / name)
     config = tmp_path / "adapter.yaml"
@@ -47,19 +40,13 @@ def keyed(tmp_path: Path) -> Iterator[RunningAdapter]:
 
 
 def invoke(adapter: RunningAdapter, key: str, model: str) -> None:
-    client = boto3.client(
-        "sagemaker-runtime",
-        endpoint_url=f"http://{adapter.http}",
-        region_name="eu-west-1",
-        aws_access_key_id=key,
-        aws_secret_access_key=_SECRETS[key],
-        config=Config(retries={"total_max_attempts": 1}),
-    )
+    keys = {"aws_access_key_id": key, "aws_secret_access_key": _SECRETS[key]}
+    client = client_of(adapter.http, **keys)
     body = json.dumps(infer_body(1.0))
     client.invoke_endpoint(EndpointName="any", TargetModel=model, Body=body)
 
 
-def test_cold_start_waits_for_one_load(keyed: RunningAdapter, tmp_path: Path) -> None:
+def test_cold_start_waits_for_one_load(keyed: RunningAdapter, gate: Gate) -> None:
     with ThreadPoolExecutor(_MODELS + 1) as pool:
         calls = [
             pool.submit(invoke, keyed, "AKIDMANY", f"many/{number}") for number in range(_MODELS)
@@ -68,7 +55,7 @@ def test_cold_start_waits_for_one_load(keyed: RunningAdapter, tmp_path: Path) ->
             keyed.wait_for("artifact.fetched", key=f"many/{number}")
         calls.append(pool.submit(invoke, keyed, "AKIDONE", "one/a"))
         keyed.wait_for("artifact.fetched", key="one/a")
-        (tmp_path / "gate").touch()
+        gate.open()
         for call in calls:
             call.result(100)
     order = [line["model_id"] for line in keyed.events("model.loaded")]

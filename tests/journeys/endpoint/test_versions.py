@@ -1,13 +1,15 @@
 """The real command and a real Triton, while the store gets other versions of what is loaded."""
 
 import os
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 
 import pytest
 
-from tests.asking import background
+from tests.asking import Gate
 from tests.journeys.endpoint.folder_store import Caller
-from tests.running import Client, wait_until
-from tests.trees import infer_body, write_python_model
+from tests.running import wait_until
+from tests.trees import write_python_model
 
 pytestmark = pytest.mark.triton
 
@@ -65,7 +67,9 @@ def loading(caller: Caller) -> list[str]:
 
 
 @pytest.mark.parametrize("renewed_before", [False, True], ids=["own name", "other name"])
-def test_platforms_load_amid_renewal_answers_until_unloaded(start, store, tmp_path, renewed_before):
+def test_platforms_load_amid_renewal_answers_until_unloaded(
+    start, store, tmp_path, gate, renewed_before
+):
     """A model that was renewed has another name in Triton, and the next version its own again."""
     own = write_python_model(tmp_path / "roots" / "own", answer="values = values + 9")
     store.put("m", 1)
@@ -75,42 +79,38 @@ def test_platforms_load_amid_renewal_answers_until_unloaded(start, store, tmp_pa
         store.put("m", 2)
         wait_until(lambda: caller.invoke("m")[0] == 2, 60, "the new version")
         wait_until(lambda: len(caller.ledger()) == 1, 30, "the old version is gone")
-    store.put("m", 3, gate=(gate := tmp_path / "gate"))
+    store.put("m", 3, initialize=gate.statements)
     wait_until(lambda: loading(caller) != [], 60, "the new version is being loaded")
-    try:
-        assert caller.http.delete("/models/m").status == 200
-        assert caller.http.load("m", own).status == 200
-        assert caller.invoke("m") == (9, "hit")
-    finally:
-        gate.touch()
+    assert caller.http.delete("/models/m").status == 200
+    assert caller.http.load("m", own).status == 200
+    assert caller.invoke("m") == (9, "hit")
+    gate.open()
     wait_until(lambda: caller.ledger() == {"m"}, 60, "the new version is gone")
     assert caller.invoke("m") == (9, "hit")
     assert caller.http.delete("/models/m").status == 200
     assert caller.invoke("m")[0] == 3
 
 
-def invoke_m(http: Client) -> int:
-    headers = {"X-Amzn-SageMaker-Target-Model": "m"}
-    return http.post("/endpoints/any/invocations", infer_body(0.0), headers).status
-
-
-def test_what_a_platform_keeps_amid_a_renewal_stays_though_nobody_calls_it(start, store, tmp_path):
+def test_what_a_platform_keeps_amid_a_renewal_stays_though_nobody_calls_it(
+    start, store, tmp_path, gate
+):
+    answer_gate = Gate(tmp_path / "answer")
     store.put("idle", 1)
-    gate, answer_gate = tmp_path / "gate", tmp_path / "answer-gate"
-    store.put("m", 1, answer_gate=answer_gate)
+    store.put("m", 1, answer=answer_gate.statements)
     caller = start("--revalidate-seconds=0.2", "--idle-unload-seconds=2")
     own = write_python_model(tmp_path / "roots" / "own")
-    with background(caller.adapter) as others:
-        held = others.ask(invoke_m)  # it is not idle before it is kept
+    with ThreadPoolExecutor(1) as pool:
+        held = pool.submit(caller.call, "m")  # it is not idle before it is kept
         try:
-            wait_until(lambda: caller.loaded() == ["m"], 60, "the first version is loaded")
-            store.put("m", 3, gate=gate)
+            answer_gate.wait_reached()
+            store.put("m", 3, initialize=gate.statements)
             wait_until(lambda: loading(caller) != [], 60, "the new version is being loaded")
-            assert caller.http.load("m", own).status == 409
+            with closing(caller.adapter.client()) as platform:
+                assert platform.load("m", own).status == 409
         finally:
-            gate.touch()
-            answer_gate.touch()
-        assert held.result()[0] == 200
+            gate.open()
+            answer_gate.open()
+        assert held.result().status == 200
     caller.invoke("idle")
     wait_until(lambda: caller.loaded() == ["m"], 60, "the idle model is unloaded")
     wait_until(lambda: caller.ledger() == {"m"}, 60, "the new version is gone")
