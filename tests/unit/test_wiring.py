@@ -144,7 +144,7 @@ SHOWN = {
     "load_timeout_seconds": "journeys/sagemaker/test_timeouts.py"
     "::test_a_load_that_takes_too_long_is_504_and_taken_down",
     "infer_timeout_seconds": (
-        "journeys/sagemaker/test_timeouts.py::test_an_inference_that_takes_too_long_is_504"
+        "journeys/sagemaker/test_leaving.py::test_abandoned_requests_refuse_no_others"
     ),
     "drain_timeout_seconds": (
         "journeys/sagemaker/test_sigterm.py::test_requests_in_flight_are_told_that_it_is_over"

@@ -55,6 +55,9 @@ WAYS = {
     "started by a shell": (
         "subprocess.run(['setsid', '-f', 'sh', '-c', 'echo $$ > {mark}; exec sleep 3600'])"
     ),
+    "a child that stays": (
+        "self.child = subprocess.Popen(['sh', '-c', 'echo $$ > {mark}; exec sleep 3600'])"
+    ),
 }
 
 
@@ -81,7 +84,12 @@ class Daemon:
 
 
 @pytest.fixture(
-    params=["in a session of its own", "executes in the session of Triton", "started by a shell"]
+    params=[
+        "in a session of its own",
+        "executes in the session of Triton",
+        "started by a shell",
+        "a child that stays",
+    ]
 )
 def daemon(request: pytest.FixtureRequest, package: Path) -> Daemon:
     return Daemon(package, request.param)

@@ -65,27 +65,6 @@ def test_models_come_back_when_triton_ends_again_while_they_are_brought_back(tmp
         assert adapter.events("model.return_given_up") == []
 
 
-def test_wanted_models_are_back_before_it_is_ready_when_triton_ends_twice(tmp_path: Path):
-    for name in _NAMES:
-        write_python_model(tmp_path / name)
-    flags = (
-        *(f"--model-roots={tmp_path}", f"--load-at-start={tmp_path}/*"),
-        "--on-triton-restart=reload",
-    )
-    with embedded_adapter(*flags, COMPLETE) as adapter, closing(adapter.client()) as client:
-        adapter.wait_for("adapter.models_loaded")
-        kill_twice(adapter)
-        with closing(Client(adapter.admin)) as admin:
-
-            def is_ready() -> bool:
-                if admin.get("/readyz").status != 200:
-                    return False
-                assert served(client, _NAMES), "ready without its models"
-                return True
-
-            wait_until(is_ready, 120, "it is ready again")
-
-
 def test_load_that_ends_triton_is_given_up(tmp_path: Path):
     """The others come back."""
     mark = tmp_path / "mark"

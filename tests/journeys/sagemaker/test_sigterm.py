@@ -9,14 +9,11 @@ from collections.abc import Iterator
 from contextlib import closing, suppress
 from pathlib import Path
 
-import grpc
-import numpy as np
 import pytest
-from tritonclient.grpc import InferenceServerClient, InferInput
-from tritonclient.utils import InferenceServerException
 
-from tests.asking import background, refusal
+from tests.asking import Gate, background, refusal
 from tests.constants import NEVER, TRITON_HANG
+from tests.grpc_calls import calls_to
 from tests.processes import descendants, is_alive, suspend, tritonserver
 from tests.running import EMBEDDED, EXAMPLES, RunningAdapter, wait_until
 from tests.trees import infer_body, write_python_model
@@ -68,22 +65,20 @@ def test_a_triton_that_stands_still_is_killed_and_not_waited_for(running: Runnin
 
 
 def test_requests_in_flight_are_told_that_it_is_over(
-    running: RunningAdapter, tmp_path: Path
+    running: RunningAdapter, tmp_path: Path, gate: Gate
 ) -> None:
-    mark = tmp_path / "computes"
-    answer = f"import pathlib, time\npathlib.Path({str(mark)!r}).touch()\ntime.sleep(3600)"
-    package = write_python_model(tmp_path / "endless", answer=answer)
+    package = write_python_model(tmp_path / "endless", answer=gate.statements)
     with background(running) as others:
         with closing(running.client()) as client:
             assert client.load("endless", package).status == 200
         over_http = others.ask(lambda c: c.post("/models/endless/invoke", infer_body(1.0)))
-        wait_until(mark.exists, 30, "the model computes")
+        gate.wait_reached()
         over_grpc = others.ask(lambda _: infer_over_grpc(running.grpc))
         wait_until(lambda: in_flight(running) == 2, 30, "both are in flight")
         seconds = ends(running)
         reply = over_http.result()[0]
         assert refusal(reply)[:2] == (503, "BackendUnavailable")
-        assert over_grpc.result()[0] is grpc.StatusCode.UNAVAILABLE
+        assert over_grpc.result()[0] == "UNAVAILABLE"
     assert seconds < _DRAIN_SECONDS + _END_SECONDS
 
 
@@ -91,14 +86,9 @@ def in_flight(adapter: RunningAdapter) -> int:
     return sum(model["in_flight"] for model in adapter.state()["models"])
 
 
-def infer_over_grpc(address: str) -> object:
-    tensor = InferInput("IN", [1], "FP32")
-    tensor.set_data_from_numpy(np.ones(1, np.float32))
-    with InferenceServerClient(address) as client:
-        try:
-            return client.infer("endless", [tensor])
-        except InferenceServerException as error:
-            return grpc.StatusCode[error.status().removeprefix("StatusCode.")]
+def infer_over_grpc(address: str) -> str:
+    with calls_to(address) as calls:
+        return calls.refused_infer("endless", 1.0)[0]
 
 
 @pytest.mark.parametrize(
@@ -117,14 +107,12 @@ def test_an_adapter_that_is_starting_ends_as_well(when: str, number: signal.Sign
 
 
 def test_a_load_that_goes_on_does_not_hold_the_end_up(
-    running: RunningAdapter, tmp_path: Path
+    running: RunningAdapter, tmp_path: Path, gate: Gate
 ) -> None:
-    mark = tmp_path / "loads"
-    body = f"import pathlib, time\npathlib.Path({str(mark)!r}).touch()\ntime.sleep(3600)"
-    package = write_python_model(tmp_path / "endless", initialize=body)
+    package = write_python_model(tmp_path / "endless", initialize=gate.statements)
     with background(running) as others:
         loading = others.ask(lambda c: c.load("endless", package))
-        wait_until(mark.exists, 30, "the load goes on")
+        gate.wait_reached()
         assert ends(running) < _DRAIN_SECONDS + _END_SECONDS
         with suppress(ConnectionError):
             assert loading.result()[0].status == 503

@@ -82,8 +82,7 @@ def test_unload_ends_though_request_was_never_answered(
         for name, ask in WAYS.items():
             package, mark = silent_model(tmp_path / name)
             assert client.load(name, package).status == 200
-            (model,) = (each for each in adapter.state()["models"] if each["model_id"] == name)
-            processes += stubs(adapter, model["triton_name"])
+            processes += stubs(adapter, adapter.models()[name]["triton_name"])
             ask(adapter, name, lambda mark=mark: wait_until(mark.exists, 60, "it was asked"))
 
         unloads = [others.ask(lambda c, n=n: c.delete(path(n))) for n in WAYS]

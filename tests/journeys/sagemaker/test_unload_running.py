@@ -10,8 +10,8 @@ import pytest
 
 from tests.asking import Gate, background
 from tests.constants import HANG, UNLOAD
-from tests.processes import descendants, is_alive, stubs
-from tests.running import COMPLETE, EXAMPLES, Client, RunningAdapter, embedded_adapter, wait_until
+from tests.processes import is_alive, stubs
+from tests.running import COMPLETE, Client, RunningAdapter, embedded_adapter, wait_until
 from tests.trees import CONFIG, infer_body, write_python_model
 
 pytestmark = pytest.mark.triton
@@ -20,36 +20,28 @@ _FOR_EVER = "import pathlib, time\npathlib.Path({mark!r}).touch()\ntime.sleep(36
 
 
 @pytest.fixture(scope="module")
-def hasty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningAdapter]:
+def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("packages")
+
+
+@pytest.fixture(scope="module")
+def hasty(packages: Path) -> Iterator[RunningAdapter]:
     """An unload waits 10 s at most for what computes, and has as long to end it."""
-    root = tmp_path_factory.mktemp("packages")
-    flags = (f"--model-roots={root}", f"--model-roots={EXAMPLES}", "--memory-limit=1GiB")
-    times = {UNLOAD: 20, HANG: 2}
-    with embedded_adapter(
-        *flags, COMPLETE, "--infer-timeout-seconds=60", constants=times
-    ) as adapter:
+    flags = (f"--model-roots={packages}", "--memory-limit=1GiB", "--infer-timeout-seconds=60")
+    with embedded_adapter(*flags, COMPLETE, constants={UNLOAD: 20, HANG: 2}) as adapter:
         yield adapter
 
 
 @pytest.fixture
-def root(hasty: RunningAdapter, tmp_path: Path) -> Path:
+def root(packages: Path, tmp_path: Path) -> Path:
     """A folder of this test's own that packages are loaded from."""
-    (roots,) = (Path(r) for r in config(hasty)["model_roots"] if "packages" in r)
-    folder = roots / tmp_path.name
-    folder.mkdir()
-    return folder
+    return packages / tmp_path.name
 
 
 @pytest.fixture
 def client(hasty: RunningAdapter) -> Iterator[Client]:
     with closing(hasty.client()) as client:
         yield client
-
-
-def config(adapter: RunningAdapter) -> dict[str, list[str]]:
-    with closing(Client(adapter.admin)) as admin:
-        found = admin.get("/debug/config").json()
-    return {name: each["value"] for name, each in found.items()}
 
 
 def leave_computing(adapter: RunningAdapter, name: str, mark: Path) -> None:
@@ -63,7 +55,7 @@ def leave_computing(adapter: RunningAdapter, name: str, mark: Path) -> None:
 def test_endless_instances_end_before_delete_says_200(
     hasty: RunningAdapter, client: Client, root: Path
 ) -> None:
-    mark = root / "computes"
+    mark = root.with_suffix(".computes")
     many = "instance_group { kind: KIND_CPU count: 2 } version_policy { all {} }\n"
     for version in ("1", "2"):
         answer = _FOR_EVER.format(mark=str(mark))
@@ -82,35 +74,11 @@ def test_endless_instances_end_before_delete_says_200(
     assert set(killed) <= set(family)
 
 
-@pytest.mark.parametrize("how", ["subprocess", "of a session of its own", "forked"])
-def test_what_a_model_has_started_and_left_behind_is_ended(
-    hasty: RunningAdapter, client: Client, root: Path, how: str
-) -> None:
-    start = {
-        "subprocess": "subprocess.Popen(['sleep', '3600'])",
-        "of a session of its own": "subprocess.Popen(['sleep', '3600'], start_new_session=True)",
-        "forked": "os.fork() or time.sleep(3600)",
-    }[how]
-    package = write_python_model(
-        root / "parent", imports="import os, subprocess, time", answer=f"self.child = {start}"
-    )
-    assert client.load("parent", package).status == 200
-    (stub,) = stubs(hasty, "parent")
-    with background(hasty) as others:
-        others.ask(lambda c: c.post("/models/parent/invoke", infer_body(1.0))).result()
-    wait_until(lambda: bool(descendants(stub)), 60, "the model has started a process")
-    family = [stub, *descendants(stub)]
-
-    assert client.delete("/models/parent").status == 200
-
-    assert not [pid for pid in family if is_alive(pid)]
-
-
 def test_a_model_that_ends_in_time_is_let_end(
     hasty: RunningAdapter, client: Client, root: Path, gate: Gate
 ) -> None:
     """Longer than an unload may stand still, and its caller has left; but it finalizes."""
-    finalized = root / "finalized"
+    finalized = gate.path.with_name("finalized")
     package = write_python_model(
         root / "slow", answer=gate.statements, finalize=f"open({str(finalized)!r}, 'w').close()"
     )
