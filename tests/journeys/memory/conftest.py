@@ -1,4 +1,4 @@
-"""What the tests of one file share: a folder of packages, and `running`, the file's own adapter."""
+"""The tests of one file share a folder of packages, and `running`, their adapter."""
 
 from collections.abc import Iterator
 from contextlib import closing

@@ -3,7 +3,6 @@
 import os
 import signal
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,6 @@ from tests.running import (
     Reply,
     RunningAdapter,
     embedded_adapter,
-    unload_all,
     wait_until,
 )
 from tests.trees import CONFIG, infer_body, write_python_model
@@ -35,13 +33,6 @@ _TWO = CONFIG + "instance_group [{ count: 2 kind: KIND_CPU }]\n"
 def running() -> Iterator[RunningAdapter]:
     with embedded_adapter("--model-roots=/", COMPLETE) as adapter:
         yield adapter
-
-
-@pytest.fixture
-def client(running: RunningAdapter) -> Iterator[Client]:
-    with closing(running.client()) as client:
-        yield client
-    unload_all(running)
 
 
 def ask(client: Client, value: float = 0.0, **more: object) -> Reply:

@@ -12,7 +12,7 @@ import pytest
 from tests.fakes.metrics_endpoint import MIB
 from tests.fakes.scripted_gpus import ScriptedGpus, adapter_beside
 from tests.journeys.memory.failing_models import failing, write_failing_answers
-from tests.running import COMPLETE, Client, RunningAdapter, embedded_adapter, unload_all
+from tests.running import Client, RunningAdapter, unload_all
 
 pytestmark = pytest.mark.triton
 
@@ -20,12 +20,6 @@ _TOTAL_MIB = 1000
 _FREE_MIB = 170
 OOM = (507, "OutOfMemory")
 FAILED = (500, "InferenceFailed")
-
-
-@pytest.fixture(scope="module")
-def triton() -> Iterator[RunningAdapter]:
-    with embedded_adapter(COMPLETE) as adapter:
-        yield adapter
 
 
 @pytest.fixture(scope="module")

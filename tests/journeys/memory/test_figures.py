@@ -2,7 +2,7 @@
 
 import io
 from collections.abc import Iterator
-from contextlib import closing, redirect_stdout
+from contextlib import redirect_stdout
 from pathlib import Path
 
 import pytest
@@ -11,7 +11,7 @@ from adapter.cli.main import main
 from tests.asking import model_names
 from tests.journeys.memory.failing_models import failing, write_failing_answers
 from tests.journeys.memory.models import MIB, write_eater
-from tests.running import COMPLETE, Client, RunningAdapter, embedded_adapter, unload_all
+from tests.running import COMPLETE, Client, RunningAdapter, embedded_adapter
 from tests.trees import infer_body, write_python_model
 
 pytestmark = pytest.mark.triton
@@ -32,33 +32,15 @@ _CUDA = "CUDA out of memory. Tried to allocate 2.00 GiB"
 
 
 @pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[RunningAdapter, Path]]:
+def running(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningAdapter]:
     """An adapter of 500 MiB of host memory, with a folder of models as its store."""
     store = tmp_path_factory.mktemp("store")
     write_failing_answers(store / "raiser")
     write_python_model(store / "healthy")
     flags = ("--memory-source=host", f"--memory-limit={_LIMIT}", f"--model-store={store}")
     cache = f"--cache-dir={tmp_path_factory.mktemp('cache')}"
-    root = tmp_path_factory.mktemp("models")
     with embedded_adapter(*flags, cache, COMPLETE, f"--model-roots={root}") as adapter:
-        yield adapter, root
-
-
-@pytest.fixture
-def root(running: tuple[RunningAdapter, Path]) -> Path:
-    return running[1]
-
-
-@pytest.fixture
-def adapter(running: tuple[RunningAdapter, Path]) -> Iterator[RunningAdapter]:
-    yield running[0]
-    unload_all(running[0])
-
-
-@pytest.fixture
-def client(adapter: RunningAdapter) -> Iterator[Client]:
-    with closing(adapter.client()) as client:
-        yield client
+        yield adapter
 
 
 def call_endpoint(client: Client, model: str, body: object) -> tuple[int, dict[str, object]]:

@@ -13,7 +13,7 @@ from adapter.core.memory import NO_BYTES
 from tests.fakes.metrics_endpoint import MIB
 from tests.fakes.scripted_gpus import ScriptedGpus, ServedPage, adapter_beside, served
 from tests.journeys.memory.models import metric
-from tests.running import COMPLETE, Client, RunningAdapter, embedded_adapter, unload_all, wait_until
+from tests.running import Client, RunningAdapter, unload_all, wait_until
 
 pytestmark = [pytest.mark.triton, pytest.mark.timeout(180)]
 
@@ -67,18 +67,11 @@ class GaugedAdapter:
         return {m["model_id"]: m["bytes"] for m in self.adapter.state()["models"]}
 
 
-@pytest.fixture(scope="module")
-def triton() -> Iterator[RunningAdapter]:
-    with embedded_adapter(COMPLETE) as adapter:
-        yield adapter
-
-
 @contextmanager
 def gauged(
     triton: RunningAdapter,
     root: Path,
     *flags: str,
-    lag: float = LAG,
     gpus: tuple[str, ...] = (_GPU,),
     declares: str = f"{_MODEL}MiB",
     is_broken: bool = False,
@@ -89,7 +82,7 @@ def gauged(
         for uuid in gpus:
             scripted.add(uuid, _TOTAL * MIB)
             scripted.others_take(uuid, neighbours.get(uuid, 0))
-        gauge = stack.enter_context(served(scripted, lag))
+        gauge = stack.enter_context(served(scripted, LAG))
         gauge.page.is_broken = is_broken
         package = scripted.write_model(root / "models" / "taker", gpus[-1], _MODEL, declares)
         metrics = f"--triton-metrics={gauge.page.address}"

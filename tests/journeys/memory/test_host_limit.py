@@ -1,14 +1,13 @@
 """A limit of 512 MiB, and models that truly take over 95 MiB each: four fit, the fifth does not."""
 
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.journeys.memory.models import MIB, check_agreement, tree_bytes, write_eater
-from tests.running import COMPLETE, Client, RunningAdapter, embedded_adapter, unload_all
+from tests.running import COMPLETE, Client, RunningAdapter, embedded_adapter
 from tests.trees import infer_body
 
 pytestmark = pytest.mark.triton
@@ -16,37 +15,24 @@ pytestmark = pytest.mark.triton
 _LIMIT = 512 * MIB
 _MODEL_MIB = 95
 _SHARE = 0.06
-_FOUR = ("a", "b", "c", "d")
 
 
 @pytest.fixture(scope="module")
-def limited(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[RunningAdapter, Path]]:
-    root = tmp_path_factory.mktemp("models")
+def running(root: Path) -> Iterator[RunningAdapter]:
     flags = ("--memory-source=host", "--memory-limit=512MiB", "--memory-reserve=0")
     with embedded_adapter(*flags, COMPLETE, f"--model-roots={root}") as adapter:
-        yield adapter, root
+        yield adapter
 
 
-@pytest.fixture
-def adapter(limited: tuple[RunningAdapter, Path]) -> Iterator[RunningAdapter]:
-    yield limited[0]
-    unload_all(limited[0])
-
-
-@pytest.fixture
-def root(limited: tuple[RunningAdapter, Path]) -> Path:
-    return limited[1]
-
-
-def refused(client: Client, url: Path) -> dict[str, Any]:
+def check_fifth(adapter: RunningAdapter, client: Client, url: Path, needed_bytes: Any) -> None:
+    """It is refused, and fits once another has gone."""
     reply = client.load("e", url)
     body = reply.json()
+    used = tree_bytes(adapter)
     assert (reply.status, body["code"]) == (507, "InsufficientMemory"), body
     assert body["limit_bytes"] == _LIMIT
-    return body
-
-
-def check_one_out_one_in(adapter: RunningAdapter, client: Client, url: Path) -> None:
+    assert body["needed_bytes"] == needed_bytes
+    assert body["limit_bytes"] - body["free_bytes"] == pytest.approx(used, rel=_SHARE)
     check_agreement(adapter)
     assert client.delete("/models/b").status == 200
     assert client.load("e", url).status == 200
@@ -55,57 +41,43 @@ def check_one_out_one_in(adapter: RunningAdapter, client: Client, url: Path) -> 
     check_agreement(adapter)
 
 
-def test_fifth_is_refused_with_measured_figures(adapter: RunningAdapter, root: Path) -> None:
-    """It fits once one has gone."""
+def test_fifth_is_refused_with_measured_figures(
+    adapter: RunningAdapter, client: Client, root: Path
+) -> None:
     package = write_eater(root / "measured", _MODEL_MIB)
-    with closing(adapter.client()) as client:
-        empty = tree_bytes(adapter)
-        assert client.load("a", package).status == 200
-        taken = tree_bytes(adapter) - empty
-        for name in _FOUR[1:]:
-            assert client.load(name, package).status == 200
-
-        body = refused(client, package)
-
-        used = tree_bytes(adapter)
-        assert body["needed_bytes"] == pytest.approx(taken, rel=_SHARE)
-        assert body["limit_bytes"] - body["free_bytes"] == pytest.approx(used, rel=_SHARE)
-        check_one_out_one_in(adapter, client, package)
+    empty = tree_bytes(adapter)
+    assert client.load("a", package).status == 200
+    taken = tree_bytes(adapter) - empty
+    for name in "bcd":
+        assert client.load(name, package).status == 200
+    check_fifth(adapter, client, package, pytest.approx(taken, rel=_SHARE))
 
 
-def test_fifth_that_declares_its_need_is_refused(adapter: RunningAdapter, root: Path) -> None:
+def test_fifth_that_declares_its_need_is_refused(
+    adapter: RunningAdapter, client: Client, root: Path
+) -> None:
     """It was never loaded."""
+    declared = f"{_MODEL_MIB + 30}MiB"
     packages = {
         # each with a text of its own: what is learned of one says nothing of the others
-        name: write_eater(
-            root / f"declared-{name}",
-            _MODEL_MIB,
-            declares=f"{_MODEL_MIB + 30}MiB",
-            imports=f"#{name}",
-        )
-        for name in (*_FOUR, "e")
+        name: write_eater(root / name, _MODEL_MIB, declares=declared, imports=f"#{name}")
+        for name in "abcde"
     }
-    with closing(adapter.client()) as client:
-        for name in _FOUR:
-            assert client.load(name, packages[name]).status == 200
-
-        body = refused(client, packages["e"])
-
-        used = tree_bytes(adapter)
-        assert body["needed_bytes"] == (_MODEL_MIB + 30) * MIB
-        assert body["limit_bytes"] - body["free_bytes"] == pytest.approx(used, rel=_SHARE)
-        check_one_out_one_in(adapter, client, packages["e"])
+    for name in "abcd":
+        assert client.load(name, packages[name]).status == 200
+    check_fifth(adapter, client, packages["e"], (_MODEL_MIB + 30) * MIB)
 
 
-def test_when_an_unload_is_answered_the_memory_is_back(adapter: RunningAdapter, root: Path) -> None:
+def test_when_an_unload_is_answered_the_memory_is_back(
+    adapter: RunningAdapter, client: Client, root: Path
+) -> None:
     package = write_eater(root / "back", _MODEL_MIB)
-    with closing(adapter.client()) as client:
-        before = tree_bytes(adapter)
-        assert client.load("a", package).status == 200
-        footprint = tree_bytes(adapter) - before
-        assert footprint > _MODEL_MIB * MIB
-        assert client.post("/models/a/invoke", infer_body(1.0)).status == 200
+    before = tree_bytes(adapter)
+    assert client.load("a", package).status == 200
+    footprint = tree_bytes(adapter) - before
+    assert footprint > _MODEL_MIB * MIB
+    assert client.post("/models/a/invoke", infer_body(1.0)).status == 200
 
-        assert client.delete("/models/a").status == 200
+    assert client.delete("/models/a").status == 200
 
-        assert tree_bytes(adapter) - before < footprint / 4
+    assert tree_bytes(adapter) - before < footprint / 4

@@ -17,7 +17,7 @@ from tests.asking import background
 from tests.constants import HANG, UNLOAD
 from tests.journeys.memory.models import MIB
 from tests.processes import arguments, is_alive, stubs, tritonserver
-from tests.running import COMPLETE, Client, RunningAdapter, embedded_adapter, unload_all, wait_until
+from tests.running import COMPLETE, Client, RunningAdapter, embedded_adapter, wait_until
 from tests.trees import CONFIG, infer_body, write_python_model
 
 pytestmark = [
@@ -48,30 +48,17 @@ values = pb_utils.get_output_tensor_by_name(found, "OUT").as_numpy()
 
 
 @pytest.fixture(scope="module")
-def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[RunningAdapter, Path]]:
+def running(root: Path) -> Iterator[RunningAdapter]:
     """What it does at its end is checked as well, with all that the tests have left in Triton."""
-    root = tmp_path_factory.mktemp("models")
     flags = (f"--model-roots={root}", "--infer-timeout-seconds=4", COMPLETE)
     # models of two processes, which Triton unloads in 2.4 s, are not to be taken for hanging ones
     with embedded_adapter(*flags, constants={UNLOAD: 12, HANG: 3}) as adapter:
-        yield adapter, root
+        yield adapter
 
 
 @pytest.fixture
-def adapter(serving: tuple[RunningAdapter, Path]) -> Iterator[RunningAdapter]:
-    yield serving[0]
-    unload_all(serving[0])
-
-
-@pytest.fixture
-def client(adapter: RunningAdapter) -> Iterator[Client]:
-    with closing(adapter.client()) as client:
-        yield client
-
-
-@pytest.fixture
-def package(serving: tuple[RunningAdapter, Path], tmp_path: Path) -> Path:
-    return write_python_model(serving[1] / tmp_path.name / "m", imports=_IMPORTS, answer=_ANSWER)
+def package(root: Path, tmp_path: Path) -> Path:
+    return write_python_model(root / tmp_path.name / "m", imports=_IMPORTS, answer=_ANSWER)
 
 
 def regions(adapter: RunningAdapter) -> dict[str, int]:

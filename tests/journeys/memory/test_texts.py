@@ -11,8 +11,8 @@ import grpc
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
-from adapter._proto import model_runtime_pb2 as mmesh
-from tests.grpc_calls import Calls
+from tests.asking import model_names
+from tests.grpc_calls import calls_to
 from tests.journeys.memory.failing_models import (
     Label,
     failing,
@@ -24,7 +24,7 @@ from tests.running import COMPLETE, Reply, RunningAdapter, embedded_adapter
 
 pytestmark = pytest.mark.triton
 
-DOORS = ("http", "grpc")
+Failure = Callable[[Label], tuple[str, str]]
 _FRAMES = "\n" + "  File model.py, line 31, in forward\n" * 4_200  # 150 KB
 _AT_ONCE = 4  # loads that Triton works on at a time
 _CUT = re.compile(r" \.\.\. \(\d+ characters cut\)$")
@@ -42,20 +42,7 @@ class Outcome:
     text: str | None
 
 
-@dataclass(frozen=True)
-class Listener:
-    load: Callable[[str, Path], Outcome]
-    infer: Callable[[str, dict[str, object]], Outcome]
-    close: Callable[[], None]
-
-
-def http_listener(adapter: RunningAdapter) -> Listener:
-    client = adapter.client(120)
-    return Listener(
-        lambda name, url: http_outcome(client.load(name, url)),
-        lambda name, body: http_outcome(client.post(f"/models/{name}/invoke", body)),
-        client.close,
-    )
+Infer = Callable[[RunningAdapter, str, dict[str, object]], Outcome]
 
 
 def http_outcome(reply: Reply) -> Outcome:
@@ -65,26 +52,14 @@ def http_outcome(reply: Reply) -> Outcome:
     return Outcome(reply.status == 507, reply.json()["error"])
 
 
-def grpc_listener(adapter: RunningAdapter) -> Listener:
-    """Loads through ModelMesh's contract, inferences through V2's, as a mesh does."""
-    channel = grpc.insecure_channel(adapter.grpc)
-    stub = channel.unary_unary(
-        "/mmesh.ModelRuntime/loadModel",
-        request_serializer=mmesh.LoadModelRequest.SerializeToString,
-    )
-    calls = Calls(adapter.grpc)
+def infer_by_http(adapter: RunningAdapter, name: str, body: dict[str, object]) -> Outcome:
+    with closing(adapter.client(120)) as client:
+        return http_outcome(client.post(f"/models/{name}/invoke", body))
 
-    def close() -> None:
-        channel.close()
-        calls.channel.close()
 
-    return Listener(
-        lambda name, url: grpc_outcome(
-            lambda: stub(mmesh.LoadModelRequest(modelId=name, modelPath=str(url)), timeout=120)
-        ),
-        lambda name, body: grpc_outcome(lambda: calls.call("ModelInfer", tensors(name, body))),
-        close,
-    )
+def infer_by_grpc(adapter: RunningAdapter, name: str, body: dict[str, object]) -> Outcome:
+    with calls_to(adapter.grpc) as calls:
+        return grpc_outcome(lambda: calls.call("ModelInfer", tensors(name, body)))
 
 
 def grpc_outcome(call: Callable[[], object]) -> Outcome:
@@ -108,15 +83,11 @@ def tensors(name: str, body: dict[str, object]) -> pb.ModelInferRequest:
     return pb.ModelInferRequest(model_name=name, inputs=[shown | {"contents": contents}])
 
 
-OPEN = {"http": http_listener, "grpc": grpc_listener}
-
-
 @pytest.fixture(scope="module")
-def adapter(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[RunningAdapter, Path]]:
+def running(root: Path) -> Iterator[RunningAdapter]:
     """Memory is not read, and another model is loaded: the words alone decide."""
-    root = tmp_path_factory.mktemp("models")
     with beside_another_model("--memory-source=off", root=root) as adapter:
-        yield adapter, root
+        yield adapter
 
 
 @contextmanager
@@ -129,20 +100,11 @@ def beside_another_model(*flags: str, root: Path) -> Iterator[RunningAdapter]:
         yield adapter
 
 
-@pytest.fixture(params=DOORS)
-def open_listener(
-    request: pytest.FixtureRequest, adapter: tuple[RunningAdapter, Path]
-) -> Callable[[], Listener]:
-    return lambda: OPEN[request.param](adapter[0])
-
-
 @pytest.fixture(scope="module")
-def raiser(adapter: tuple[RunningAdapter, Path]) -> Iterator[str]:
-    running, root = adapter
+def raiser(running: RunningAdapter, root: Path) -> str:
     with closing(running.client()) as client:
         assert client.load("raiser", write_failing_answers(root / "raiser")).status == 200
-        yield "raiser"
-        assert client.delete("/models/raiser").status == 200
+    return "raiser"
 
 
 def raised(label: Label) -> tuple[str, str]:
@@ -173,6 +135,7 @@ def is_as_labelled(label: Label, outcome: Outcome, said: str) -> bool:
     return said in told and outcome.is_out_of_memory == label.is_oom
 
 
+@pytest.mark.parametrize("infer", [infer_by_http, infer_by_grpc])
 @pytest.mark.parametrize(
     ("failure", "each"),
     [
@@ -183,72 +146,49 @@ def is_as_labelled(label: Label, outcome: Outcome, said: str) -> bool:
     ],
 )
 def test_an_inference_that_fails_is_507_as_its_text_is_labelled(
-    open_listener: Callable[[], Listener],
-    raiser: str,
-    failure: Callable[[Label], tuple[str, str]],
-    each: int,
+    running: RunningAdapter, raiser: str, infer: Infer, failure: Failure, each: int
 ) -> None:
     cases = sorted(labels("infer"), key=lambda label: label.is_oom)[::each]
     wrong = []
-    with closing(open_listener()) as listener:
-        for label in cases:
-            how, text = failure(label)
-            outcome = listener.infer(raiser, failing(how, text))
-            if not is_as_labelled(label, outcome, text):
-                wrong.append((label, str(outcome)[:500]))
-            # a second failure in a row is doubted where memory is not read
-            assert listener.infer(raiser, failing("answer", "")).text is None
+    for label in cases:
+        how, text = failure(label)
+        outcome = infer(running, raiser, failing(how, text))
+        if not is_as_labelled(label, outcome, text):
+            wrong.append((label, str(outcome)[:500]))
+        # a second failure in a row is doubted where memory is not read
+        assert infer(running, raiser, failing("answer", "")).text is None
 
     assert wrong == []
 
 
-def failed_loads(open_listener: Callable[[], Listener], packages: Sequence[Path]) -> list[Outcome]:
-    """So many at a time as Triton takes, each over a connection of its own."""
-
-    def load(package: Path) -> Outcome:
-        with closing(open_listener()) as listener:
-            return listener.load(package.name, package)
-
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
-        return list(pool.map(load, packages))
-
-
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize(
-    ("open_listener", "failure", "each"),
+    ("failure", "each"),
     [
-        ("http", raised, 40),
-        ("grpc", raised, 60),
-        ("http", raised_long, 100),
-        pytest.param("http", raised, 1, marks=pytest.mark.nightly),
-        pytest.param("grpc", raised, 1, marks=pytest.mark.nightly),
-        pytest.param("http", raised_long, 1, marks=pytest.mark.nightly),
+        (raised, 40),
+        (raised_long, 100),
+        pytest.param(raised, 1, marks=pytest.mark.nightly),
+        pytest.param(raised_long, 1, marks=pytest.mark.nightly),
     ],
-    indirect=["open_listener"],
 )
 def test_a_load_that_fails_is_507_as_its_text_is_labelled(
-    open_listener: Callable[[], Listener],
-    adapter: tuple[RunningAdapter, Path],
-    tmp_path: Path,
-    failure: Callable[[Label], tuple[str, str]],
-    each: int,
+    running: RunningAdapter, root: Path, tmp_path: Path, failure: Failure, each: int
 ) -> None:
     """Some of both labels; all in the nightly run."""
     cases = sorted(labels("load"), key=lambda label: label.is_oom)[::each]
     texts = [failure(label) for label in cases]
-    root = adapter[1] / tmp_path.name
-    packages = [write_failing_load(root / f"l{n}", *text) for n, text in enumerate(texts)]
+    folder = root / tmp_path.name
+    packages = [write_failing_load(folder / f"l{n}", *text) for n, text in enumerate(texts)]
 
-    outcomes = failed_loads(open_listener, packages)
+    replies = failed_loads(running, packages)
 
-    assert [
-        (label, str(outcome)[:500])
-        for label, (_, said), outcome in zip(cases, texts, outcomes, strict=True)
-        if not is_as_labelled(label, outcome, said)
-    ] == []
-    with closing(adapter[0].client()) as client:
-        listed = {model["modelName"] for model in client.get("/models").json()["models"]}
-    assert listed <= {"raiser", "other"}
+    wrong = []
+    for label, (_, said), reply in zip(cases, texts, replies, strict=True):
+        if not is_as_labelled(label, http_outcome(reply), said):
+            wrong.append((label, reply.body[:500]))
+    assert wrong == []
+    with closing(running.client()) as client:
+        assert set(model_names(client)) <= {"raiser", "other"}
 
 
 @pytest.mark.timeout(400)
@@ -263,7 +203,7 @@ def test_load_is_507_by_its_text_without_gpu(tmp_path: Path) -> None:
     ]
     with beside_another_model(root=tmp_path) as adapter:
         assert adapter.started["memory_source"] == "host"
-        replies = failed_replies(adapter, packages)
+        replies = failed_loads(adapter, packages)
     believed = [(reply.status, reply.json()["code"]) for reply in replies]
     assert [
         (label, replies[number].body)
@@ -277,7 +217,9 @@ def test_load_is_507_by_its_text_without_gpu(tmp_path: Path) -> None:
     assert {body["limit_bytes"] for body in of_cuda} == {None}
 
 
-def failed_replies(adapter: RunningAdapter, packages: Sequence[Path]) -> list[Reply]:
+def failed_loads(adapter: RunningAdapter, packages: Sequence[Path]) -> list[Reply]:
+    """So many at a time as Triton takes, each over a connection of its own."""
+
     def load(package: Path) -> Reply:
         with closing(adapter.client(120)) as client:
             return client.load(package.name, package)
