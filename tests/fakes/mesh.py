@@ -83,10 +83,8 @@ class Unimplemented(Exception):
 class Loaded:
     path: str
     key: str
-    model_type: str
     size: int
     predicted: int
-    max_concurrency: int
 
 
 @dataclass
@@ -155,10 +153,8 @@ class Mesh:
         self._loaders = asyncio.Semaphore(status.maxLoadingConcurrency)
         return status
 
-    async def predict(self, model_id: str, path: str, key: str = "", model_type: str = "") -> int:
-        request = pb.PredictModelSizeRequest(
-            modelId=model_id, modelPath=path, modelKey=key, modelType=model_type
-        )
+    async def predict(self, model_id: str, path: str, key: str = "") -> int:
+        request = pb.PredictModelSizeRequest(modelId=model_id, modelPath=path, modelKey=key)
         try:
             answer = await self.manage("predictModelSize", request, self.predict_seconds)
         except grpc.aio.AioRpcError:
@@ -166,12 +162,7 @@ class Mesh:
         return int(answer.sizeInBytes)
 
     async def load(
-        self,
-        model_id: str,
-        path: str,
-        key: str = "",
-        model_type: str = "",
-        seconds: float | None = None,
+        self, model_id: str, path: str, key: str = "", *, seconds: float | None = None
     ) -> Loaded:
         """`seconds` in the place of the timeout that the runtime told. What failed once is not
         asked for again: a mesh remembers that for minutes.
@@ -179,10 +170,8 @@ class Mesh:
         if model_id in self._failed:
             raise self._failed[model_id]
         async with self._loaders:
-            predicted = await self.predict(model_id, path, key, model_type)
-            request = pb.LoadModelRequest(
-                modelId=model_id, modelPath=path, modelKey=key, modelType=model_type
-            )
+            predicted = await self.predict(model_id, path, key)
+            request = pb.LoadModelRequest(modelId=model_id, modelPath=path, modelKey=key)
             call = self.manage("loadModel", request)
             limit = self.status.modelLoadingTimeoutMs / 1000 if seconds is None else seconds
             try:
@@ -198,7 +187,7 @@ class Mesh:
         if size == 0:
             asked = pb.ModelSizeRequest(modelId=model_id)
             size = (await self.manage("modelSize", asked, SIZE_SECONDS)).sizeInBytes or predicted
-        found = Loaded(path, key, model_type, size, predicted, answer.maxConcurrency)
+        found = Loaded(path, key, size, predicted)
         self.models[model_id] = found
         return found
 
@@ -247,7 +236,7 @@ class Mesh:
     async def _bring_back(self, model_id: str, gone: Loaded) -> None:
         if self.management != self.data:
             await self.send_unload(model_id)
-        await self.load(model_id, gone.path, gone.key, gone.model_type)
+        await self.load(model_id, gone.path, gone.key)
 
     async def _forward(
         self,

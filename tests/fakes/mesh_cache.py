@@ -4,7 +4,7 @@ The rules are those of docs/modelmesh.md, "What ModelMesh does", in units of 8 K
 with its predicted size from the moment it is queued, and evicts the oldest entries: also those that
 are loading or queued, and the new one itself. Memory of models that are evicted but not unloaded
 yet counts in a buffer, from which loads borrow: so the load of one model may begin before another's
-unload. All pauses can be shortened by `pace`.
+unload.
 """
 
 import asyncio
@@ -86,7 +86,6 @@ class MeshCache:
         load_seconds: float,
         load_concurrency: int = 1,
         churn_seconds: float = 100.0,
-        pace: float = 1.0,
     ) -> None:
         self.counts = Counts()
         self._runtime = runtime
@@ -99,7 +98,6 @@ class MeshCache:
         )
         self._load_seconds = load_seconds
         self._churn_seconds = churn_seconds
-        self._pace = pace
         self._loaders = asyncio.Semaphore(load_concurrency)
         self._predicted_loads = load_concurrency + load_concurrency // 3
         self._entries: dict[str, Entry] = {}
@@ -150,10 +148,6 @@ class MeshCache:
     async def close(self) -> None:
         self.stop()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-
-    @property
-    def loaded(self) -> list[str]:
-        return [e.model_id for e in self._entries.values() if e.step is Step.ACTIVE]
 
     # -- the books --------------------------------------------------------------------------
 
@@ -242,11 +236,11 @@ class MeshCache:
             self._start(self._pay(entry.weight, from_unloading=True))
 
     async def _unload(self, entry: Entry, weight: int, pause: float) -> None:
-        await self._sleep(pause)
+        await asyncio.sleep(pause)
         for attempt in range(1, BUSY_TRIES):
             if not entry.in_flight:
                 break
-            await self._sleep(BUSY_SECONDS * 2**attempt)
+            await asyncio.sleep(BUSY_SECONDS * 2**attempt)
         await self._runtime.unload(entry.model_id)
         await self._pay(weight, from_unloading=True)
 
@@ -322,9 +316,6 @@ class MeshCache:
         for entry in [*self._entries.values()]:
             if entry.step is Step.FAILED and now - entry.failed_at > REMEMBERED_SECONDS:
                 self._remove(entry)
-
-    async def _sleep(self, seconds: float) -> None:
-        await asyncio.sleep(seconds * self._pace)
 
     def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)

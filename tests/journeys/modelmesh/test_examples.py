@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from adapter.settings import load_settings
+from tests.asking import model_names
 from tests.grpcurl import Grpcurl
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -30,25 +31,16 @@ def play(adapter, *flags: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.triton
 def test_client_unloads_only_when_told(adapter, client):
-    def loaded() -> list[str]:
-        return [model["modelName"] for model in client.get("/models").json()["models"]]
-
     assert client.load("of-another", IDENTITY).status == 200
 
-    play(adapter)
-    assert loaded() == ["of-another"]
-    play(adapter, "--unload-all")
-    assert loaded() == []
-
-
-@pytest.mark.triton
-def test_the_client_goes_through_the_whole_contract(adapter):
-    done = play(adapter, "--unload-all")
-
+    done = play(adapter)
     assert [line.partition(" bytes")[0] for line in done.stdout.splitlines()][-2:] == [
         "zoo-1 answers [1.0, 2.5]",
         "zoo-1 is unloaded",
     ]
+    assert model_names(client) == ["of-another"]
+    play(adapter, "--unload-all")
+    assert model_names(client) == []
 
 
 @pytest.mark.triton

@@ -101,6 +101,8 @@ def test_wrong_one_is_a_line_others_go_on(bucket, tmp_path):
     bucket.put({**PYTHON, "twice.py": b"1"})
     no_schema = at("a")
     no_schema["storage"]["schemaPath"] = "nowhere.json"
+    pvc = {"type": "pvc", "name": "claim"}
+
     wrong = {
         "no-bucket": service("no-bucket", "python", storageUri="s3://nobody-has-this/a"),
         "no-schema": service("no-schema", "python", **no_schema),
@@ -111,11 +113,17 @@ def test_wrong_one_is_a_line_others_go_on(bucket, tmp_path):
         "other-name": service("other-name", "python", **at("twice.py")),
         "no/name": service("no/name", "python", **at("a")),
         "claim": predictor("claim", storage={"persistentVolumeClaim": {"claimName": "models"}}),
+        "no-key": service("no-key", "onnx", storage={"key": "other", "path": "a"}),
+        "no-ending": service("no-ending", "onnx", **at("twice.py")),
+        "volume": service("volume", "onnx", storage={"path": "a", "parameters": pvc}),
+        "gs": service("gs", "onnx", storageUri="gs://models/a"),
+        "alone": with_predictor("alone", {"model": at("a")}),
     }
 
-    code, lines = leave(
-        bucket, [*wrong.values(), service("a", "python", **at("a"))], tmp_path, "--copy"
-    )
+    wrong["alone"]["metadata"]["annotations"] = {}
+    found = [*wrong.values(), service("a", "python", **at("a"))]
+
+    code, lines = leave(bucket, found, tmp_path, "--copy")
 
     said = dict(line.split(": left out: ") for line in lines if "left out" in line)
     assert code == 1
@@ -129,6 +137,11 @@ def test_wrong_one_is_a_line_others_go_on(bucket, tmp_path):
     assert "no file of it is called model.py" in said["other-name"]
     assert said["no/name"] == "that is no name of a model"
     assert "persistentVolumeClaim" in said["claim"]
+    assert "no bucket is known: say --bucket other=BUC" in said["no-key"]
+    assert "no file of it ends with .onnx" in said["no-ending"]
+    assert "its storage is of the type pvc" in said["volume"]
+    assert "gs://models/a is not in a bucket of S3" in said["gs"]
+    assert "no model of ModelMesh" in said["alone"]
     assert list(keys(bucket, "by-name/")) == ["by-name/a/1/model.py", "by-name/a/config.pbtxt"]
 
 
@@ -160,8 +173,15 @@ def test_what_nothing_can_be_done_with_is_one_error(bucket, tmp_path, given, fla
 
 
 def test_a_schema_is_found_by_the_storage_and_else_by_the_annotation(bucket, tmp_path):
-    """Whichever way the model is named."""
-    bucket.put({**PYTHON, "s/storage.json": b"storage", "s/annotation.json": b"annotation"})
+    """Whichever way the model is named. It takes the place of a schema that is there."""
+    bucket.put(
+        {
+            **PYTHON,
+            "a/_schema.json": b"old",
+            "s/storage.json": b"storage",
+            "s/annotation.json": b"annotation",
+        }
+    )
     uri = {"storageUri": f"s3://{bucket.name}/a"}
     by_storage = {"schemaPath": "s/storage.json"}
     found = {

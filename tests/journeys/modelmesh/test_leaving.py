@@ -73,51 +73,6 @@ def test_without_copy_nothing_is_changed_and_the_lines_are_the_same(bucket, tmp_
     assert said == (0, [f"example-onnx-mnist: s3://BUCKET/onnx/mnist.onnx -> {target}"])
 
 
-def test_a_schema_comes_along_as_the_schema_of_the_package(bucket, tmp_path):
-    bucket.put({"a/model.pt": b"1", "a/_schema.json": b"old", "schemas/a.json": b"new"})
-    storage = {"key": "localMinIO", "path": "a", "schemaPath": "schemas/a.json"}
-
-    code, _ = leave(bucket, [service("a", "pytorch", storage=storage)], tmp_path, "--copy")
-
-    assert code == 0
-    assert keys(bucket, "by-name/") == {
-        "by-name/a/_schema.json": b"new",
-        "by-name/a/model.pt": b"1",
-    }
-
-
-@pytest.mark.parametrize(
-    ("model", "reason"),
-    [
-        ({"storage": {"key": "other", "path": "a"}}, "no bucket is known: say --bucket other=BUC"),
-        ({"storage": {"key": "localMinIO", "path": "b"}}, "no file of it ends with .onnx"),
-        (
-            {"storage": {"path": "a", "parameters": {"type": "pvc", "name": "claim"}}},
-            "its storage is of the type pvc",
-        ),
-        ({"storageUri": "gs://models/a"}, "gs://models/a is not in a bucket of S3"),
-    ],
-    ids=["bucket", "ending", "volume", "gs"],
-)
-def test_a_model_that_cannot_come_along_says_why(bucket, tmp_path, model, reason):
-    bucket.put({"b": b"1"})
-
-    code, [line] = leave(bucket, [service("a", "onnx", **model)], tmp_path)
-
-    assert code == 1
-    assert line.startswith(f"a: left out: {reason}")
-
-
-def test_what_is_no_service_of_modelmesh_is_left_out(bucket, tmp_path):
-    [alone, *_] = services()
-    alone["metadata"]["annotations"] = {}
-
-    code, [line] = leave(bucket, [alone], tmp_path)
-
-    assert code == 1
-    assert "left out: no model of ModelMesh" in line
-
-
 # -- the page --------------------------------------------------------------------------------------
 
 

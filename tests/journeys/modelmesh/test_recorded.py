@@ -6,18 +6,20 @@ import itertools
 import json
 import shutil
 import tempfile
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import hpack
 import pytest
 from tritonclient.grpc import service_pb2 as v2
 
 from adapter._proto import model_runtime_pb2 as pb
+from adapter.relay import frames
 from tests.fakes import mesh
+from tests.frontends.grpc.proxy_listener import Wire, frame, head_of, prefixed
 from tests.grpc_calls import infer_request
-from tests.journeys.modelmesh.frames import Caller, calling
 from tests.running import COMPLETE, RunningAdapter, embedded_adapter, unload_all
 from tests.trees import write_python_model
 
@@ -25,7 +27,7 @@ pytestmark = pytest.mark.triton
 
 SCRIPT = json.loads((Path(__file__).parent / "recorded" / "mesh-0.12.json").read_text())
 MODEL = "identity__isvc-0123456789"
-SECONDS = 60
+_DEADLINE_EXCEEDED = "4"
 
 
 @pytest.fixture(scope="module")
@@ -45,19 +47,43 @@ def adapter(folder: Path) -> Iterator[RunningAdapter]:
         yield adapter
 
 
+@asynccontextmanager
+async def playing(path: str) -> AsyncIterator["Played"]:
+    reader, writer = await asyncio.open_unix_connection(path)
+    played = Played(Wire(reader, writer))
+    played.wire.greet()
+    yield played
+    writer.close()
+
+
 class Played:
     """The script's calls in their order, each on the next stream of the connection."""
 
-    def __init__(self, caller: Caller) -> None:
-        self.caller = caller
+    def __init__(self, wire: Wire) -> None:
+        self.wire = wire
         self._streams = itertools.count(1, 2)
 
+    def send_head(self, stream: int, step: dict[str, Any], *metadata: tuple[bytes, bytes]) -> None:
+        if (seconds := step.get("deadline_seconds")) is not None:
+            metadata = ((b"grpc-timeout", b"%dm" % (seconds * 1000)), *metadata)
+        head = head_of(f"/{step['method']}", *metadata)
+        self.wire.send(frames.header_block(stream, head, end=False))
+
+    def send_message(self, stream: int, request: Any) -> None:
+        message = prefixed(request.SerializeToString())
+        self.wire.send(frame(frames.DATA, frames.END_STREAM, stream, message))
+
     async def call(self, step: dict[str, Any], request: Any) -> Any:
-        stream, deadline = next(self._streams), step.get("deadline_seconds")
-        self.caller.headers(stream, step["method"], deadline_seconds=deadline)
-        self.caller.data(stream, request.SerializeToString())
+        stream = next(self._streams)
+        self.send_head(stream, step)
+        self.send_message(stream, request)
+        message, trailers = await self.wire.answer(stream)
+        status = dict(hpack.Decoder().decode(trailers))["grpc-status"]
+        if status == _DEADLINE_EXCEEDED:
+            raise TimeoutError
+        assert status == "0"
         answer = getattr(pb, type(request).__name__.replace("Request", "Response"))
-        return answer.FromString(await self.caller.answer(stream, deadline or SECONDS))
+        return answer.FromString(message[5:])
 
     async def start(self) -> None:
         step = SCRIPT["start"]
@@ -83,26 +109,30 @@ class Played:
             told = (await self.call(size, pb.ModelSizeRequest(modelId=MODEL))).sizeInBytes
         return predicted.sizeInBytes, told
 
-    async def infer(self, frames: list[str]) -> dict[int, list[float]]:
+    async def infer(self, lines: list[str]) -> dict[int, list[float]]:
         """What each stream of the record was answered; each asks for its own number."""
         step = SCRIPT["inferences"]
-        numbers = sorted({int(line.split()[1]) for line in frames})
+        numbers = sorted({int(line.split()[1]) for line in lines})
         streams = {number: next(self._streams) for number in numbers}
-        binary = base64.b64encode(MODEL.encode()).decode().rstrip("=")
-        values = dict(zip(step["metadata"], (binary, MODEL), strict=True))
-        for line in frames:
+        binary = base64.b64encode(MODEL.encode()).rstrip(b"=")
+        names = [name.encode() for name in step["metadata"]]
+        metadata = tuple(zip(names, (binary, MODEL.encode()), strict=True))
+        for line in lines:
             kind, number = line.split()
-            stream = streams[int(number)]
             if kind == "HEADERS":
-                limit = step["deadline_seconds"]
-                self.caller.headers(stream, step["method"], *values.items(), deadline_seconds=limit)
+                self.send_head(streams[int(number)], step, *metadata)
             else:
                 request = infer_request(MODEL, float(number))
-                self.caller.data(stream, request.SerializeToString())
-        return {
-            number: numbers_in(await self.caller.answer(stream, SECONDS))
-            for number, stream in streams.items()
-        }
+                self.send_message(streams[int(number)], request)
+        return {number: await self._answer(stream) for number, stream in streams.items()}
+
+    async def _answer(self, stream: int) -> list[float]:
+        """The answers come in any order."""
+        end = (frames.HEADERS, frames.END_HEADERS | frames.END_STREAM, stream)
+        while not any(got[:3] == end for got in self.wire.got):
+            assert await self.wire.next() is not None
+        data = [got[3] for got in self.wire.got if got[0] == frames.DATA and got[2] == stream]
+        return numbers_in(b"".join(data)[5:])
 
     async def unload(self) -> None:
         await self.call(SCRIPT["unload"], pb.UnloadModelRequest(modelId=MODEL))
@@ -114,8 +144,7 @@ def numbers_in(message: bytes) -> list[float]:
 
 
 async def test_the_mesh_as_it_was_recorded_has_every_call_answered(adapter, folder):
-    async with calling(f"{folder}/rt.sock") as caller:
-        played = Played(caller)
+    async with playing(f"{folder}/rt.sock") as played:
         await played.start()
         first = await played.load(folder / MODEL / "identity")
         [model] = adapter.state()["models"]  # before inferences, which a model may grow by
@@ -136,10 +165,9 @@ async def test_the_mesh_as_it_was_recorded_has_every_call_answered(adapter, fold
 async def test_requests_may_end_in_any_order_whatever_began_first(adapter, folder, socket):
     heads = [line for line in SCRIPT["inferences"]["frames"] if line.startswith("HEADERS")]
     bodies = [line for line in SCRIPT["inferences"]["frames"] if line.startswith("DATA")]
-    async with calling(f"{folder}/rt.sock") as managing:
-        await Played(managing).load(folder / MODEL / "identity")
-    async with calling(f"{folder}/{socket}") as caller:
-        played = Played(caller)
+    async with playing(f"{folder}/rt.sock") as managing:
+        await managing.load(folder / MODEL / "identity")
+    async with playing(f"{folder}/{socket}") as played:
         for order in itertools.permutations(bodies):
             answers = await played.infer([*heads, *order])
             assert answers == {5: [5.0], 7: [7.0], 9: [9.0]}, order
