@@ -22,7 +22,6 @@ class Span:
     trace_id: str
     span_id: str
     parent_id: str
-    trace_state: str
     is_error: bool
     attributes: dict[str, Any]
 
@@ -84,7 +83,6 @@ def _of_protobuf(message: Any) -> Iterator[Span]:
                 one.trace_id.hex(),
                 one.span_id.hex(),
                 one.parent_span_id.hex(),
-                one.trace_state,
                 one.status.code == one.status.STATUS_CODE_ERROR,
                 _plain(one.attributes),
             )
@@ -100,7 +98,6 @@ def _of_json(message: Any) -> Iterator[Span]:
                 one["traceId"],
                 one["spanId"],
                 one.get("parentSpanId", ""),
-                one.get("traceState", ""),
                 is_error=False,
                 attributes={},
             )

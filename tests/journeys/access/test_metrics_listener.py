@@ -44,11 +44,6 @@ def test_beside_a_metrics_listener_admin_has_no_metrics_and_no_probes(running):
         assert admin.get("/debug/state").status == 200
 
 
-def test_pages_of_other_sites_are_refused_at_the_metrics_listener(running):
-    with closing(Client(running.listeners["metrics"])) as metrics:
-        assert metrics.get("/metrics", Host="evil.example").status == 403
-
-
 @pytest.mark.parametrize("command", ["healthcheck", "wait"])
 def test_commands_that_probe_ask_the_metrics_listener_where_there_is_one(running, command):
     places = {f"ADAPTER_{name.upper()}": running.listeners[name] for name in ("admin", "metrics")}

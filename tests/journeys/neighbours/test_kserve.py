@@ -91,18 +91,6 @@ def test_a_trained_model_with_another_storage_uri_is_replaced(agent):
 
 
 @pytest.mark.triton
-def test_load_of_changed_files_loads_anew(agent):
-    """As where an agent did not know of the model, and so did not unload it."""
-    agent.config(("a", "s3://1"))
-    agent.tracked.clear()
-
-    [reply] = agent.config(("a", "s3://2"))
-
-    assert reply.status == 200
-    assert answer_of(agent.client, "a") == [3.0]
-
-
-@pytest.mark.triton
 def test_an_agent_that_comes_back_loads_nothing_twice(agent, served):
     agent.config(("a", "s3://1"))
 
@@ -148,18 +136,6 @@ def test_the_hook_of_the_example_ends_once_loads_are_taken(agent, served, contai
     subprocess.run([sys.executable, "-m", "adapter", *words], check=True, timeout=30)
 
     assert [reply.status for reply in agent.config(("a", "s3://1"))] == [200]
-
-
-@pytest.mark.triton
-def test_with_a_control_token_the_agent_loads_nothing(mounted, tmp_path):
-    write_python_model(tmp_path / "storage" / "1")
-    environ = {"ADAPTER_CONTROL_TOKEN": "a-token-of-sixteen-or-more"}
-    with (
-        embedded_adapter(f"--model-roots={mounted}", COMPLETE, environ=environ) as adapter,
-        closing(adapter.client()) as client,
-    ):
-        [refused] = Agent(mounted, tmp_path / "storage", client).config(("a", "s3://1"))
-    assert refused.status == 401
 
 
 def test_the_example_is_what_kserve_takes_for_a_server_of_many_models(container):

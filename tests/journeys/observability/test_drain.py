@@ -42,11 +42,6 @@ def not_ready(adapter: RunningAdapter) -> str:
         return reply.json()["reason"] if reply.status == 503 else ""
 
 
-def in_flight(adapter: RunningAdapter, name: str) -> int:
-    """Requests, of which those of one stream count as one."""
-    return int(next(m["in_flight"] for m in adapter.state()["models"] if m["model_id"] == name))
-
-
 def invoke_until_told_to_close(adapter: RunningAdapter, begun: threading.Event) -> int:
     """On one connection; every request that was sent must be answered. How many were."""
     with closing(adapter.client()) as client:
@@ -119,7 +114,9 @@ def test_sigterm_under_load_loses_no_answer_that_is_owed(tmp_path: Path, gate: G
         streams = [OpenStream(address, pool) for address in listeners]
         with background(adapter) as others:
             waiting = others.ask(lambda c: c.post("/models/slow/invoke", infer_body(1.0)))
-            wait_until(lambda: in_flight(adapter, "slow") == 3, 60, "Triton has all three")
+            wait_until(
+                lambda: adapter.models()["slow"]["in_flight"] == 3, 60, "Triton has all three"
+            )
             gate.wait_reached()
             assert all(seen.wait(60) for seen in begun)
             adapter.process.send_signal(signal.SIGTERM)
@@ -149,7 +146,7 @@ def test_requests_in_flight_are_answered_after_the_listeners_have_closed(
         stream = OpenStream(adapter.grpc, pool)
         stream.go_on()
         waiting = others.ask(lambda c: c.post("/models/slow/invoke", infer_body(1.0)))
-        wait_until(lambda: in_flight(adapter, "slow") == 2, 60, "Triton has both")
+        wait_until(lambda: adapter.models()["slow"]["in_flight"] == 2, 60, "Triton has both")
         gate.wait_reached()
         adapter.process.send_signal(signal.SIGTERM)
         wait_until(lambda: is_refused(adapter.http), 60, "the listener is closed")
@@ -217,13 +214,6 @@ def test_a_drain_that_takes_too_long_fails_and_says_what_is_left(
         gate.open()
         assert loading.result()[0].status == 200
         assert outcome(drain(adapter)) == (0, "")
-
-
-def test_who_only_looks_at_drain_starts_none(shared_adapter: RunningAdapter) -> None:
-    with closing(Client(shared_adapter.admin)) as admin:
-        assert admin.get("/drain").status == 405
-        assert admin.post("/drain?timeout=soon").status == 400
-        assert admin.get("/readyz").status == 200
 
 
 def test_a_stream_of_health_ends_when_the_drain_begins() -> None:

@@ -12,6 +12,7 @@ import grpc
 import pytest
 
 from tests.grpc_calls import calls_to
+from tests.journeys.memory.models import counted
 from tests.journeys.observability.promtool import needs_promtool, promtool
 from tests.running import EXAMPLES, Client, RunningAdapter, wait_until
 from tests.trees import infer_body
@@ -22,11 +23,6 @@ pytestmark = pytest.mark.triton
 def page(adapter: RunningAdapter) -> str:
     with closing(Client(adapter.admin)) as admin:
         return admin.get("/metrics").body.decode()
-
-
-def value(adapter: RunningAdapter, series: str) -> float:
-    [found] = re.findall(rf"^{re.escape(series)} (\S+)$", page(adapter), re.MULTILINE) or [0]
-    return float(found)
 
 
 def ask_of_everything(adapter: RunningAdapter, word: str) -> None:
@@ -72,15 +68,15 @@ def test_a_model_is_named_while_it_is_loaded(adapter: RunningAdapter):
         path = "".join(f"%{byte:02X}" for byte in name.encode())
         for _ in range(3):
             assert client.post(f"/models/{path}/invoke", infer_body(1.0)).status == 200
-        assert value(adapter, f"triton_adapter_model_requests_total{{{label}}}") == 3
-        assert 0 <= value(adapter, f"triton_adapter_model_last_used_seconds{{{label}}}") < 60
+        assert counted(adapter, f"triton_adapter_model_requests_total{{{label}}}") == 3
+        assert 0 <= counted(adapter, f"triton_adapter_model_last_used_seconds{{{label}}}") < 60
         labels = re.escape(f'device="host",{label},state="READY"')
         taken = rf"^triton_adapter_model_bytes{{{labels}}} (\S+)"
         [found] = re.findall(taken, page(adapter), re.MULTILINE)
         assert float(found) > 2**20
         assert client.delete(f"/models/{path}").status == 200
     assert label not in page(adapter)
-    assert value(adapter, "triton_adapter_models_without_series") == 0
+    assert counted(adapter, "triton_adapter_models_without_series") == 0
 
 
 # what Prometheus 2.42 sends
@@ -127,10 +123,10 @@ def test_the_page_is_packed_for_who_can_unpack_it(adapter: RunningAdapter, accep
 
 def test_a_ping_is_counted_as_one(adapter: RunningAdapter):
     series = 'triton_adapter_requests_total{code="200",frontend="sagemaker",method="ping"}'
-    before = value(adapter, series)
+    before = counted(adapter, series)
     with closing(adapter.client()) as client:
         assert client.get("/ping").status == 200
-    assert value(adapter, series) == before + 1
+    assert counted(adapter, series) == before + 1
 
 
 @needs_promtool
@@ -146,7 +142,7 @@ def test_a_request_is_triton_s_share_and_the_adapters_own(adapter: RunningAdapte
     def figures() -> list[tuple[float, float]]:
         kinds = [f"triton_adapter_{name}_seconds" for name in names]
         return [
-            (value(adapter, f"{k}_count{labels}"), value(adapter, f"{k}_sum{labels}"))
+            (counted(adapter, f"{k}_count{labels}"), counted(adapter, f"{k}_sum{labels}"))
             for k in kinds
         ]
 
@@ -180,14 +176,16 @@ def test_the_time_of_a_slow_caller_is_not_the_adapters(adapter: RunningAdapter, 
     def took() -> tuple[float, float]:
         """What the adapter took of one such request, and what its caller did."""
         names = [f"triton_adapter_{name}_seconds_sum{labels}" for name in ("overhead", "caller")]
-        before = [value(adapter, name) for name in names]
+        before = [counted(adapter, name) for name in names]
         with socket.create_connection((host, int(port)), timeout=30) as caller:
             caller.sendall(head.encode() + body[:10])
-            wait_until(lambda: value(adapter, in_flight) == 1, 30, "the head has come")
+            wait_until(lambda: counted(adapter, in_flight) == 1, 30, "the head has come")
             time.sleep(0.4)  # it is slow
             caller.sendall(body[10:])
             assert caller.recv(1000).startswith(b"HTTP/1.1 200")
-        own, callers = (value(adapter, name) - old for name, old in zip(names, before, strict=True))
+        own, callers = (
+            counted(adapter, name) - old for name, old in zip(names, before, strict=True)
+        )
         return own, callers
 
     tries = [took()]
@@ -210,5 +208,5 @@ def test_the_build_and_the_idle_time_of_models_are_told(adapter: RunningAdapter)
     assert not re.search(r"^triton_adapter_least_recently_used_seconds ", found, re.MULTILINE)
     with closing(adapter.client()) as client:
         assert client.load("echo", EXAMPLES / "identity").status == 200
-    idle = value(adapter, "triton_adapter_least_recently_used_seconds")
+    idle = counted(adapter, "triton_adapter_least_recently_used_seconds")
     assert 0 <= idle < 60

@@ -6,14 +6,13 @@ import re
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from tests.running import EMBEDDED, Client
+from tests.running import EMBEDDED, Client, wait_until
 from tests.trees import infer_body, write_python_model
 
 pytestmark = pytest.mark.triton
@@ -25,65 +24,29 @@ COMMAND = (
 )
 
 
-class ForPeople:
-    """`triton-adapter serve` with a log for people; `stop` ends it and has all lines."""
-
-    def __init__(self, *flags: str) -> None:
-        self.process = subprocess.Popen(
-            [*COMMAND, *flags], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
-        self.lines: list[str] = []
-        self._news = threading.Condition()
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
-
-    def _read(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            with self._news:
-                self.lines.append(line.rstrip("\n"))
-                self._news.notify_all()
-
-    def wait_for(self, words: str) -> str:
-        """The first line that holds them."""
-
-        def found() -> list[str]:
-            return [line for line in self.lines if words in line]
-
-        with self._news:
-            assert self._news.wait_for(found, 60), (words, self.lines[-5:])
-            return found()[0]
-
-    def client(self) -> Client:
-        words = self.wait_for("adapter.listening listener=http").split("address=")
-        return Client(words[1])
-
-    def stop(self) -> str:
-        """Returns what is on stderr."""
-        self.process.send_signal(signal.SIGTERM)
-        self.wait_for("adapter.stopped")
-        assert self.process.wait(30) == 0
-        self._reader.join(10)
-        assert self.process.stdout is not None
-        assert self.process.stderr is not None
-        with self.process.stdout, self.process.stderr as errors:
-            return errors.read()
-
-
 @pytest.fixture(scope="module")
 def lines(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """Of a start, a load, an invocation, two refusals, an unload and the end."""
-    model = write_python_model(tmp_path_factory.mktemp("models") / "m")
-    adapter = ForPeople(f"--model-roots={model.parent}")
-    adapter.wait_for("adapter.started")
-    with closing(adapter.client()) as client:
-        assert client.load("m", model).status == 200
-        assert client.post("/models/m/invoke", infer_body(1.0)).status == 200
-        assert client.load("absent", model.parent / "absent").status == 404
-        assert client.post("/models/none/invoke", b"{}").status == 404
-        assert client.delete("/models/m").status == 200
-    assert adapter.stop() == ""
-    return adapter.lines
+    folder = tmp_path_factory.mktemp("log")
+    model = write_python_model(folder / "models" / "m")
+    log = folder / "stdout"
+    with log.open("wb") as stdout, (folder / "stderr").open("wb") as stderr:
+        command = [*COMMAND, f"--model-roots={model.parent}"]
+        process = subprocess.Popen(command, stdout=stdout, stderr=stderr)
+    try:
+        wait_until(lambda: "adapter.started" in log.read_text(), 60, "it has started")
+        [address] = re.findall(r"adapter.listening listener=http address=(\S+)", log.read_text())
+        with closing(Client(address)) as client:
+            assert client.load("m", model).status == 200
+            assert client.post("/models/m/invoke", infer_body(1.0)).status == 200
+            assert client.load("absent", model.parent / "absent").status == 404
+            assert client.post("/models/none/invoke", b"{}").status == 404
+            assert client.delete("/models/m").status == 200
+    finally:
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+    assert (folder / "stderr").read_text() == ""
+    return log.read_text().splitlines()
 
 
 def test_every_line_has_the_time_and_the_level_in_front(lines: list[str]) -> None:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import grpc
 import pytest
@@ -106,29 +107,23 @@ def chain(found: Collector, asked: Asked) -> tuple[Span, Span]:
     return server, client
 
 
-def post(adapter: RunningAdapter, path: str, status: int = 200) -> Callable[[str], None]:
-    def call(header: str) -> None:
+def post_to(path: str, status: int = 200) -> Callable[[RunningAdapter, str], None]:
+    def post(adapter: RunningAdapter, header: str) -> None:
         with closing(adapter.client()) as client:
             assert client.post(path, infer_body(1.0), {"traceparent": header}).status == status
 
-    return call
+    return post
 
 
-def infer(adapter: RunningAdapter) -> Callable[[str], None]:
-    def call(header: str) -> None:
-        with calls_to(adapter.grpc) as calls:
-            calls.infer("echo", 1.0, metadata=(("traceparent", header),))
-
-    return call
+def infer(adapter: RunningAdapter, header: str) -> None:
+    with calls_to(adapter.grpc) as calls:
+        calls.infer("echo", 1.0, metadata=(("traceparent", header),))
 
 
-def stream(adapter: RunningAdapter) -> Callable[[str], None]:
-    def call(header: str) -> None:
-        with calls_to(adapter.grpc) as calls:
-            requests = [infer_request("echo", 1.0), infer_request("echo", 2.0)]
-            assert len(list(calls.stream(requests, metadata=(("traceparent", header),)))) == 2
-
-    return call
+def stream(adapter: RunningAdapter, header: str) -> None:
+    with calls_to(adapter.grpc) as calls:
+        requests = [infer_request("echo", 1.0), infer_request("echo", 2.0)]
+        assert len(list(calls.stream(requests, metadata=(("traceparent", header),)))) == 2
 
 
 @pytest.mark.parametrize(
@@ -140,7 +135,7 @@ def stream(adapter: RunningAdapter) -> Callable[[str], None]:
     ],
 )
 def test_an_inference_over_http_is_a_chain_from_caller_to_triton(found, traced, path, route):
-    server, client = chain(found, ask(found, post(traced, path)))
+    server, client = chain(found, ask(found, partial(post_to(path), traced)))
     assert (server.name, server.is_error) == (f"POST {route}", False)
     assert server.attributes["http.route"] == route
     assert server.attributes["http.response.status_code"] == 200
@@ -149,7 +144,7 @@ def test_an_inference_over_http_is_a_chain_from_caller_to_triton(found, traced, 
 
 
 def test_an_inference_over_grpc_is_a_chain_from_caller_to_triton(found, traced):
-    server, client = chain(found, ask(found, infer(traced)))
+    server, client = chain(found, ask(found, partial(infer, traced)))
     assert server.name == client.name == f"{SERVICE}/ModelInfer"
     assert server.attributes["rpc.method"] == f"{SERVICE}/ModelInfer"
     assert server.attributes["rpc.response.status_code"] == "OK"
@@ -157,7 +152,7 @@ def test_an_inference_over_grpc_is_a_chain_from_caller_to_triton(found, traced):
 
 
 def test_a_stream_over_grpc_is_a_chain_from_caller_to_triton(found, traced):
-    server, client = chain(found, ask(found, stream(traced)))
+    server, client = chain(found, ask(found, partial(stream, traced)))
     assert server.name == client.name == f"{SERVICE}/ModelStreamInfer"
 
 
@@ -185,7 +180,9 @@ def test_a_failure_of_the_model_is_marked_and_a_callers_is_not(found, traced, pa
         [refused] = found.of(trace, ADAPTER, "server")
         assert ("error.type" in refused.attributes, refused.is_error) == (False, False)
         assert client.load("broken", package).status == 200
-        server, asked = chain(found, ask(found, post(traced, "/models/broken/invoke", 500)))
+        server, asked = chain(
+            found, ask(found, partial(post_to("/models/broken/invoke", 500), traced))
+        )
         assert server.attributes["error.type"] == "500"
         assert (server.is_error, asked.is_error) == (True, True)
         trace, _, header = caller()
@@ -215,15 +212,11 @@ def test_a_caller_that_is_not_sampled_makes_no_span(found, traced):
     assert not [s for s in found.spans if (s.trace_id, s.service) == (unseen, ADAPTER)]
 
 
-@pytest.mark.parametrize("path", ["/models/echo/invoke", "/v2/models/echo/infer"])
-def test_without_a_collector_a_context_passes_as_it_came_over_http(found, untraced, path):
-    asked = ask(found, post(untraced, path))
-    assert asked.root.parent_id == asked.parent
-
-
-@pytest.mark.parametrize("kind", [infer, stream])
-def test_without_a_collector_a_context_passes_as_it_came_over_grpc(found, untraced, kind):
-    asked = ask(found, kind(untraced))
+@pytest.mark.parametrize(
+    "call", [post_to("/models/echo/invoke"), post_to("/v2/models/echo/infer"), infer, stream]
+)
+def test_without_a_collector_a_context_passes_as_it_came(found, untraced, call):
+    asked = ask(found, partial(call, untraced))
     assert asked.root.parent_id == asked.parent
 
 
@@ -268,13 +261,13 @@ def test_silent_collector_delays_end_by_seconds(monkeypatch):
     assert 2 < took < 30
 
 
-@pytest.mark.parametrize("call", ["http", "grpc"])
+@pytest.mark.parametrize("call", [post_to("/models/echo/invoke"), infer])
 def test_a_duration_has_the_trace_of_its_request_as_exemplar(traced, call):
     trace, unsampled = secrets.token_hex(16), secrets.token_hex(16)
     with closing(Client(traced.admin)) as admin:
         for one, sampled in ((unsampled, "00"), (trace, "01")):
             given = f"00-{one}-{secrets.token_hex(8)}-{sampled}"
-            (post(traced, "/models/echo/invoke") if call == "http" else infer(traced))(given)
+            call(traced, given)
         page = admin.get("/metrics", Accept="application/openmetrics-text").body.decode()
     named = [line for line in page.splitlines() if trace in line]
     assert [line.partition("{")[0] for line in named] == ["triton_adapter_request_seconds_bucket"]

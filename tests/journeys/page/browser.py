@@ -23,7 +23,6 @@ class Browser:
 
     def __init__(self, driver: "Chrome") -> None:
         self.driver = driver
-        self._dark = False
 
     def open(self, address: str, size: tuple[int, int] = WIDE, *, is_dark: bool = False) -> None:
         """Open the page of a listener in a window of this size, and wait for the first state."""

@@ -228,21 +228,6 @@ def test_a_phone_scrolls_down_alone(opened: Scene, page: Browser, is_dark: bool)
     assert (ground == "rgb(17, 22, 29)") is is_dark
 
 
-def test_the_filter_asks_the_adapter_for_the_models_that_match(
-    opened: Scene, page: Browser
-) -> None:
-    opened.load(SMALL)
-    opened.load("product-search")
-    page.until(lambda: len(page.rows()) == 2, "both are there")
-    page.run(
-        "const field = document.getElementById('filter'); field.value = 'FRAUD';"
-        "field.dispatchEvent(new Event('input'))"
-    )
-    page.until(lambda: [*page.rows()] == [SMALL], "one is left")
-    assert any("filter=FRAUD" in url for url in page.requests())
-    assert "1 match the filter" in page.text("#counts")
-
-
 def test_page_only_reads_until_a_button_is_pressed(opened: Scene, browser: Browser) -> None:
     browser.open(opened.adapter.admin)
     asked: set[str] = set()
