@@ -100,13 +100,6 @@ def test_loaded_again_by_post_models(repository, caching_root):
         assert repository.client.delete("/models/posted").status == 200
 
 
-def test_changed_files_answer_after_a_v2_load(repository, caching_root):
-    for factor in (2, 3, 4):
-        write_factor(caching_root / "changed", factor)
-        assert repository.load("changed").status == 200
-        assert repository.infer("changed", 1.0) == [factor]
-
-
 def test_config_of_a_request_may_ask_for_the_cache(repository, caching_root):
     config = {**CONFIG, "response_cache": {"enable": True}}
     for factor in (2, 3, 4):

@@ -10,8 +10,6 @@ from typing import Any
 from google.protobuf.json_format import MessageToDict
 from tritonclient.utils import InferenceServerException
 
-CLIENTS = ("http", "http.aio", "grpc", "grpc.aio")
-
 
 class Talk:
     """`call` waits where the client is asynchronous. Values are plain Python, for comparing."""
@@ -55,25 +53,6 @@ class Talk:
 
     def infer(self, model: str, inputs: list[Any], **options: Any) -> Any:
         return self.plain(self.call("infer", model, inputs, **options))
-
-    def async_infer(self, model: str, inputs: list[Any], times: int) -> list[Any]:
-        """`times` at once."""
-        if self.is_aio:
-
-            async def all_of_them() -> list[Any]:
-                calls = (self._client.infer(model, inputs) for _ in range(times))
-                return await asyncio.gather(*calls)
-
-            return [self.plain(result) for result in self._runner.run(all_of_them())]
-        if self.is_grpc:
-            ended: queue.Queue[Any] = queue.Queue()
-            for _ in range(times):
-                self._client.async_infer(
-                    model, inputs, lambda result, error: ended.put(error or result)
-                )
-            return [self.plain(ended.get(timeout=30)) for _ in range(times)]
-        handles = [self._client.async_infer(model, inputs) for _ in range(times)]
-        return [self.plain(handle.get_result()) for handle in handles]
 
     def stream(self, requests: list[dict[str, Any]], answers: int) -> list[Any]:
         """So many answers of one stream with these requests."""

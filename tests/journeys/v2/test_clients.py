@@ -7,11 +7,11 @@ from itertools import product
 
 import numpy as np
 import pytest
-from tritonclient.utils import InferenceServerException, triton_to_np_dtype
+from tritonclient.utils import triton_to_np_dtype
 
 from tests.cases import rows
 from tests.journeys.v2.client_models import KINDS, write_client_models
-from tests.journeys.v2.talks import CLIENTS, Talk, outcome
+from tests.journeys.v2.talks import Talk, outcome
 from tests.running import RunningAdapter, unload_all, wait_until
 
 pytestmark = pytest.mark.triton
@@ -49,8 +49,6 @@ def paired(served: RunningAdapter, client: str, listener: str) -> Iterator[Pair]
         yield Pair(one, other)
 
 
-# clients, and the listeners that they are pointed at
-REPOSITORY_DOORS = [(client, client.split(".")[0]) for client in CLIENTS]
 GRPC_DOORS = [("grpc", "grpc"), ("grpc.aio", "grpc_data")]
 ALL_DOORS = [("http", "http"), ("http.aio", "http"), *GRPC_DOORS]
 
@@ -114,11 +112,6 @@ def test_no_extension_is_named_that_the_listener_does_not_serve(served, client, 
         assert ours == theirs | {"extensions": left}
 
 
-def test_statistics_of_a_model_that_is_not_there_fail(pair):
-    with pytest.raises(InferenceServerException, match="nobody"):
-        pair.ours.ask("get_inference_statistics", "nobody")
-
-
 VALUES = {
     "BOOL": np.array([True, False]),
     "BYTES": np.array([b"caf\xc3\xa9", b"", b'"\\u0041\n'], np.object_),
@@ -176,13 +169,6 @@ def test_many_inputs_and_the_outputs_that_were_asked_for(pair):
         return talk.infer("kinds", [given(talk, kind) for kind in kinds], outputs=outputs)
 
     assert pair.same(call)[1].keys() == {"OUT_BYTES", "OUT_UINT8"}
-
-
-@pytest.mark.filterwarnings("ignore:Sending a large body:ResourceWarning")  # http.aio does
-def test_several_mebibytes(pair):
-    values = np.arange(2**20, dtype=np.float32)
-    found = pair.same(lambda t: t.infer("kinds", [t.input("IN_FP32", "FP32", values)]))
-    assert found[1]["OUT_FP32"][1] == values.tolist()
 
 
 @rows("binary", [True, False])
@@ -246,18 +232,6 @@ def test_a_deadline_is_the_callers(grpc_pair):
     assert found == ("InferenceServerException", "StatusCode.DEADLINE_EXCEEDED")
 
 
-@rows("name", ["gzip", "deflate"])
-def test_compression(pair, name):
-    values = np.zeros(10_000, np.float32)
-    packing = (
-        {"compression_algorithm": name}
-        if pair.ours.is_grpc
-        else {"request_compression_algorithm": name, "response_compression_algorithm": name}
-    )
-    found = pair.same(lambda t: t.infer("kinds", [t.input("IN_FP32", "FP32", values)], **packing))
-    assert found[1]["OUT_FP32"][1] == values.tolist()
-
-
 def moody(talk: Talk, mood: float, **options: object) -> object:
     inputs = [talk.input("IN", "FP32", np.array([mood], np.float32))]
     return talk.infer("moody", inputs, **options)
@@ -285,16 +259,6 @@ FAILING = {
 @rows("call", FAILING.values())
 def test_errors(pair, call):
     assert pair.same(call)[0] == "InferenceServerException"
-
-
-def test_tritons_words_are_in_the_error(pair):
-    with pytest.raises(InferenceServerException, match="the model is in a mood"):
-        moody(pair.ours, 1)
-
-
-def test_many_at_once(pair):
-    found = pair.same(lambda t: t.async_infer("kinds", [given(t, "FP32")], 8))
-    assert [result[1]["OUT_FP32"][1] for result in found] == [VALUES["FP32"].tolist()] * 8
 
 
 def counting(talk: Talk, count: float, **options: object) -> dict[str, object]:
@@ -339,27 +303,3 @@ def test_a_stream_of_other_models(grpc_pair):
         return talk.stream(requests, 4)
 
     assert [result[0]["id"] for result in grpc_pair.same(call)] == ["0", "1", "2", "3"]
-
-
-@pytest.mark.parametrize("pair", REPOSITORY_DOORS, indirect=True, scope="module", ids=" at ".join)
-def test_loading_and_unloading(pair, identity):
-    talk, name = pair.ours, identity.name
-    assert not talk.call("is_model_ready", name)
-    talk.call("load_model", name)
-    assert talk.call("is_model_ready", name)
-    index = talk.ask("get_model_repository_index")
-    listed = index["models"] if pair.ours.is_grpc else index
-    assert {"name": name, "version": "1", "state": "READY"}.items() <= next(
-        model for model in listed if model["name"] == name
-    ).items()
-    talk.call("unload_model", name)
-    assert not talk.call("is_model_ready", name)
-
-
-CLOSED = ["get_trace_settings", "get_log_settings", "get_system_shared_memory_status"]
-
-
-@rows("method", CLOSED)
-def test_server_wide_call_is_refused_naming_setting(pair, method):
-    with pytest.raises(InferenceServerException, match=r"passthrough|serves inference alone"):
-        pair.ours.ask(method)

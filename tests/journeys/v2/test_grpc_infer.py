@@ -1,14 +1,13 @@
 """ModelInfer at the gRPC listener, in front of a real Triton."""
 
-import re
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 
 import grpc
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
 from adapter.relay import frames
+from tests.asking import background
 from tests.cases import rows
 from tests.frontends.grpc.proxy_listener import frame, head_of, prefixed, wire_to
 from tests.grpc_calls import NO_LIMITS, SERVICE, calls_to, infer_request, values_of
@@ -59,11 +58,6 @@ def doubling(kept) -> str:
     return kept.load("doubling", answer=DOUBLING)
 
 
-@pytest.fixture(scope="module")
-def echo(kept) -> str:
-    return kept.load("an echo")
-
-
 def test_a_model_answers_to_its_name(calls, doubling):
     request = infer_request(doubling, 1.5, id="7")
     request.parameters["mine"].string_param = "x"
@@ -96,22 +90,16 @@ def test_a_model_that_names_its_output_otherwise_is_warned_of_once(
     assert "without its output 'OUT'" in line["reason"]
 
 
+BINARY = ("mm-model-id-bin", "größe".encode())
+
+
 @pytest.mark.parametrize("named", ["", "a vmodel"])
-@pytest.mark.parametrize(
-    "metadata",
-    [
-        [("mm-model-id-bin", "größe".encode())],
-        [("mm-model-id", "ignored"), ("mm-model-id-bin", "größe".encode())],
-    ],
-)
-def test_a_mesh_names_the_model_in_metadata(calls, kept, named, metadata):
+@rows("metadata", [[BINARY], [("mm-model-id", "ignored"), BINARY]])
+def test_a_mesh_names_the_model_in_metadata(calls, kept, doubling, named, metadata):
     kept.load("größe", answer=DOUBLING)
     answer = calls.call("ModelInfer", infer_request(named, 2.0), metadata=metadata)
     assert (answer.model_name, values_of(answer)) == ("größe", [4.0])
-
-
-def test_the_text_form_of_a_mesh_is_enough(calls, doubling):
-    assert calls.infer("", 1.0, metadata=[("mm-model-id", doubling)]) == [2.0]
+    assert calls.infer(named, 1.0, metadata=[("mm-model-id", doubling)]) == [2.0]
 
 
 def test_a_name_that_is_no_name_is_the_callers_fault(calls):
@@ -144,11 +132,9 @@ dynamic_batching { default_queue_policy { max_queue_size: 1 } }
 
 
 @at_one_listener
-def test_full_queue_is_for_another_copy(calls, triton_calls, loaded, tmp_path):
+def test_full_queue_is_for_another_copy(calls, triton_calls, loaded, gate):
     """UNAVAILABLE is repeated by a mesh eight times, and is INTERNAL to its caller then."""
-    gate = tmp_path / "open"
-    wait = f"while not pathlib.Path({str(gate)!r}).exists(): time.sleep(0.01)"
-    name = loaded(config=QUEUE, imports="import pathlib, time", answer=wait)
+    name = loaded(config=QUEUE, answer=gate.statements)
     request = infer_request(name, 1.0)
     request.inputs[0].shape[:] = [1, 1]
 
@@ -165,39 +151,9 @@ def test_full_queue_is_for_another_copy(calls, triton_calls, loaded, tmp_path):
             direct = [pool.submit(ask, triton_calls) for _ in range(6)]
             wait_until(lambda: sum(f.done() for f in ours + direct) >= 9, 30, "the queue is full")
         finally:
-            gate.touch()
+            gate.open()
         assert {f.result() for f in direct} - {"OK"} == {"UNAVAILABLE"}
         assert {f.result() for f in ours} - {"OK"} == {"RESOURCE_EXHAUSTED"}
-
-
-@at_one_listener
-def test_out_of_memory_is_resource_exhausted(calls, triton_calls, kept, adapter, listener):
-    """Said of a model for the first time; a second time it might be doubted."""
-    text = "CUDA out of memory. Tried to allocate 2.00 GiB"
-    name = kept.load(f"an oom at {listener}", answer=f"raise RuntimeError({text!r})  # {listener}")
-    code, said = calls.refused_infer(name, 1.0)
-    assert (code, said[:13]) == ("RESOURCE_EXHAUSTED", "OutOfMemory: ")
-    labels = f'code="RESOURCE_EXHAUSTED",frontend="{listener}",method="ModelInfer"'
-    # a request is counted when it is answered
-    wait_until(lambda: is_counted(page_of(adapter), labels), 30, "it is counted")
-    page = page_of(adapter)
-    counted = re.findall(
-        r'^triton_adapter_oom_patterns_total\{pattern="cuda_out_of_memory",phase="infer"\} (\S+)',
-        page,
-        re.MULTILINE,
-    )
-    assert float(counted[0]) > 0
-
-
-def page_of(adapter) -> str:
-    with closing(adapter.client()) as admin:
-        admin.address = adapter.admin
-        return admin.get("/metrics").body.decode()
-
-
-def is_counted(page: str, labels: str) -> bool:
-    series = f"triton_adapter_requests_total{{{labels}}} "
-    return series in page and f"{series}0.0" not in page
 
 
 @at_one_listener
@@ -222,28 +178,19 @@ def models_of(adapter) -> list[str]:
 
 
 @at_one_listener
-def test_a_request_waits_for_the_load_that_is_under_way(calls, package, adapter, tmp_path):
-    started, gate = tmp_path / "started", tmp_path / "gate"
-    wait = (
-        f"pathlib.Path({str(started)!r}).touch()\n"
-        f"while not pathlib.Path({str(gate)!r}).exists(): time.sleep(0.01)"
-    )
-    write_python_model(package, imports="import pathlib, time", initialize=wait, answer=DOUBLING)
-    with (
-        closing(adapter.client()) as own,
-        calls_to(adapter.grpc) as control,
-        ThreadPoolExecutor(2) as pool,
-    ):
-        try:
-            loading = pool.submit(own.load, package.name, package)
-            wait_until(started.exists, 30, "the model is being loaded")
-            asking = pool.submit(calls.infer, package.name, 4.0)
-            wait_until(lambda: (package.name, "", "LOADING") in control.index(), 30, "asked")
-        finally:
-            gate.touch()
-        assert asking.result(30) == [8.0]
-        assert loading.result(30).status == 200
-        assert own.delete(f"/models/{package.name}").status == 200
+def test_a_request_waits_for_the_load_that_is_under_way(calls, package, adapter, gate):
+    """ModelReady is False meanwhile."""
+    write_python_model(package, initialize=gate.statements, answer=DOUBLING)
+    with background(adapter) as others, calls_to(adapter.grpc) as control:
+        loading = others.ask(lambda own: own.load(package.name, package))
+        gate.wait_reached()
+        asking = others.ask(lambda _: calls.infer(package.name, 4.0))
+        assert not control.call("ModelReady", pb.ModelReadyRequest(name=package.name)).ready
+        gate.open()
+        assert asking.result()[0] == [8.0]
+        assert loading.result()[0].status == 200
+        deleted = others.ask(lambda own: own.delete(f"/models/{package.name}"))
+        assert deleted.result()[0].status == 200
 
 
 @rows("character", ["x", "é", "%", "\N{GRINNING FACE}"])

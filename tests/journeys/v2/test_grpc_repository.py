@@ -51,35 +51,17 @@ def test_the_listeners_share_their_models(calls, client, identity):
     assert client.get("/models").json() == {"models": []}
 
 
-def test_an_unload_of_what_is_not_there_is_done(calls):
-    calls.call("RepositoryModelUnload", unload_request("nope"))
-
-
 @pytest.mark.parametrize(
     ("parameters", "words"),
     [
         ({"color": "red"}, "no such parameter: 'color'; the known ones are: config, force"),
         ({"config": 7}, "parameter config must be"),
-        ({"config": "{"}, "parameter config is not JSON"),
-        ({"file:1/model.py": b"x"}, "need the parameter config"),
         ({"config": "{}", "file:../x": b"x"}, "is not file:<version>/<file-name>"),
     ],
 )
 def test_what_a_load_cannot_mean_is_refused_by_name(calls, parameters, words):
     code, text = calls.refused("RepositoryModelLoad", load_request("m", **parameters))
     assert (code, words in text) == ("INVALID_ARGUMENT", True)
-
-
-def test_what_nobody_has_is_refused(calls):
-    code, text = calls.refused("RepositoryModelLoad", load_request("nope"))
-    assert (code, "failed to load 'nope': no folder" in text) == ("INVALID_ARGUMENT", True)
-
-
-def test_a_model_that_triton_refuses_is_told_with_tritons_words(calls, package):
-    write_python_model(package, initialize="raise ValueError('no luck')")
-    code, text = calls.refused("RepositoryModelLoad", load_request(package.name))
-    assert (code, "no luck" in text) == ("INTERNAL", True)
-    assert calls.index() == []
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,9 @@ from contextlib import closing
 import grpc
 import pytest
 
+from tests.asking import background
 from tests.grpc_calls import calls_to, infer_request, values_of, write_decoupled_model
+from tests.journeys.memory.models import counted
 from tests.journeys.v2.calls import at_one_listener
 from tests.running import Client, wait_until
 from tests.trees import write_python_model
@@ -89,32 +91,15 @@ def echo(kept) -> str:
     return kept.load("echo")
 
 
-def in_flight(adapter) -> dict[str, int]:
-    return {model["model_id"]: model["in_flight"] for model in adapter.state()["models"]}
-
-
-def abandoned(adapter) -> dict[str, int]:
-    return {model["model_id"]: model["abandoned"] for model in adapter.state()["models"]}
-
-
-def states(adapter) -> dict[str, str]:
-    return {model["model_id"]: model["state"] for model in adapter.state()["models"]}
+def in_flight(adapter, name: str) -> int:
+    return adapter.models()[name]["in_flight"]
 
 
 def stands_still(adapter, name: str) -> bool:
     """Whether Triton has done all that it was asked, though answers are still owed."""
     with closing(Client(adapter.http_address)) as triton:
         (found,) = triton.get(f"/v2/models/{name}/stats").json()["model_stats"]
-    return found["inference_count"] == 40 and in_flight(adapter)[name] == 1
-
-
-def test_models_answer_side_by_side_in_one_stream(calls, doubling, echo):
-    names = (doubling, echo)
-    requests = [infer_request(names[i % 2], float(i), id=str(i)) for i in range(20)]
-    answers = [message.infer_response for message in calls.stream(requests)]
-    assert {(a.model_name, a.id, *values_of(a)) for a in answers} == {
-        (names[i % 2], str(i), float(i) * (2, 1)[i % 2]) for i in range(20)
-    }
+    return found["inference_count"] == 40 and in_flight(adapter, name) == 1
 
 
 def test_a_decoupled_model_gives_as_many_answers_as_it_likes(calls, counting):
@@ -133,19 +118,21 @@ def test_a_decoupled_model_gives_as_many_answers_as_it_likes(calls, counting):
 def test_decoupled_and_other_models_answer_in_one_stream(calls, counting, echo, adapter):
     """Open at once, streams of both kinds to Triton 2.51 lose answers, and soon end it."""
 
-    def ask(_: int) -> Counter[tuple[str, str]]:
+    def ask(_: int) -> Counter[tuple[object, ...]]:
         names = (echo, counting)
         requests = [infer_request(names[i % 2], 2.0, id=str(i)) for i in range(40)]
         for request in requests[1::2]:
             request.parameters["triton_enable_empty_final_response"].bool_param = True
         answers = [message.infer_response for message in calls.stream(requests)]
-        return Counter((a.model_name, a.id) for a in answers)
+        return Counter((a.model_name, a.id, len(a.outputs)) for a in answers)
 
     with ThreadPoolExecutor(8) as pool:
         for told in pool.map(ask, range(24)):
-            assert told == {(echo, str(i)): 1 for i in range(0, 40, 2)} | {
-                (counting, str(i)): 3 for i in range(1, 40, 2)
-            }
+            assert told == (
+                {(echo, str(i), 1): 1 for i in range(0, 40, 2)}
+                | {(counting, str(i), 1): 2 for i in range(1, 40, 2)}
+                | {(counting, str(i), 0): 1 for i in range(1, 40, 2)}
+            )
     assert adapter.events("triton.exited") == []
 
 
@@ -191,27 +178,15 @@ def test_a_failure_text_of_any_length_arrives_whole(calls, kept):
 @at_one_listener
 def test_out_of_memory_is_said_and_counted(calls, kept, adapter, listener):
     """Said of a model for the first time; a second time it might be doubted."""
-
-    def counted() -> float:
-        with closing(adapter.client()) as admin:
-            admin.address = adapter.admin
-            page = admin.get("/metrics").body.decode()
-        return sum(
-            float(line.split()[-1])
-            for line in page.splitlines()
-            if line.startswith(
-                'triton_adapter_oom_patterns_total{pattern="cuda_out_of_memory",phase="infer"}'
-            )
-        )
-
-    before = counted()
+    series = 'triton_adapter_oom_patterns_total{pattern="cuda_out_of_memory",phase="infer"}'
+    before = counted(adapter, series)
     text = "CUDA out of memory. Tried to allocate 2 GiB"
     name = kept.load(
         f"oom in a stream at {listener}", answer=f"raise RuntimeError({text!r})  # {listener}"
     )
     (message,) = calls.stream([infer_request(name, 1.0)])
     assert message.error_message.startswith("OutOfMemory: ")
-    assert counted() == before + 1
+    assert counted(adapter, series) == before + 1
 
 
 @at_one_listener
@@ -236,33 +211,26 @@ def test_an_unload_does_not_wait_for_a_stream_that_is_silent(calls, load, asking
     asking.send(request)
     assert values_of(next(messages).infer_response) == [1.0]
     next(messages)  # the mark of the last one
-    wait_until(lambda: in_flight(adapter)[name] == 0, 30, "the answer is written")
+    wait_until(lambda: in_flight(adapter, name) == 0, 30, "the answer is written")
     assert client.delete("/models/m").status == 200
     asking.send(infer_request(name, 1.0))
     assert next(messages).error_message.endswith("ModelNotFound: model 'm' is not loaded")
 
 
 @at_one_listener
-def test_an_unload_waits_for_the_answers_of_a_stream(calls, load, asking, adapter, tmp_path):
-    running, gate = tmp_path / "running", tmp_path / "gate"
-    wait = (
-        f"pathlib.Path({str(running)!r}).touch()\n"
-        f"while not pathlib.Path({str(gate)!r}).exists(): time.sleep(0.01)"
-    )
-    name = load(imports="import pathlib, time", answer=wait)
+def test_an_unload_waits_for_the_answers_of_a_stream(calls, load, asking, adapter, gate):
+    name = load(answer=gate.statements)
     messages = calls.stream(asking)
-    with closing(adapter.client()) as own, ThreadPoolExecutor(1) as pool:
-        try:
-            asking.send(infer_request(name, 1.0))
-            wait_until(running.exists, 30, "the model computes")
-            unloading = pool.submit(own.delete, "/models/m")
-            wait_until(lambda: states(adapter)["m"] == "UNLOADING", 30, "it is unloading")
-        finally:
-            gate.touch()
+    asking.send(infer_request(name, 1.0))
+    gate.wait_reached()
+    with background(adapter) as others:
+        unloading = others.ask(lambda own: own.delete("/models/m"))
+        wait_until(lambda: adapter.models()[name]["state"] == "UNLOADING", 30, "it is unloading")
+        gate.open()
         assert values_of(next(messages).infer_response) == [1.0]
-        asking.end()
-        assert list(messages) == []
-        assert unloading.result(30).status == 200
+        assert unloading.result()[0].status == 200
+    asking.end()
+    assert list(messages) == []
 
 
 def test_a_decoupled_model_is_held_until_its_last_answer_is_marked(
@@ -271,35 +239,30 @@ def test_a_decoupled_model_is_held_until_its_last_answer_is_marked(
     messages = calls.stream(asking)
     asking.send(infer_request(counting, 1.0))
     next(messages)
-    assert in_flight(adapter)[counting] == 1
+    assert in_flight(adapter, counting) == 1
     request = infer_request(counting, 1.0)
     request.parameters["triton_enable_empty_final_response"].bool_param = True
     asking.send(request)
     next(messages)
     assert next(messages).infer_response.parameters["triton_final_response"].bool_param
-    assert in_flight(adapter)[counting] == 1  # the first one may still go on
+    assert in_flight(adapter, counting) == 1  # the first one may still go on
     asking.end()
     assert list(messages) == []
-    wait_until(lambda: in_flight(adapter)[counting] == 0, 30, "the stream has ended")
+    wait_until(lambda: in_flight(adapter, counting) == 0, 30, "the stream has ended")
 
 
 @at_one_listener
-def test_a_caller_who_goes_away_is_not_told_to_triton(calls, asking, load, tmp_path, adapter):
-    running, gate, seen = tmp_path / "running", tmp_path / "gate", tmp_path / "seen"
-    wait = (
-        f"pathlib.Path({str(running)!r}).touch(); until = time.monotonic() + 120\n"
-        f"            while not pathlib.Path({str(gate)!r}).exists() and time.monotonic() < until:"
-        " time.sleep(0.01)\n"
-        f"            pathlib.Path({str(seen)!r}).write_text(str(request.is_cancelled()))"
-    )
-    name = load(write_decoupled_model, answer=wait)
+def test_a_caller_who_goes_away_is_not_told_to_triton(calls, asking, load, gate, adapter):
+    seen = gate.path.with_name("seen")
+    note = f"pathlib.Path({str(seen)!r}).write_text(str(request.is_cancelled()))"
+    name = load(write_decoupled_model, answer=f"exec({gate.statements!r}); {note}")
     messages = calls.stream(asking)
     asking.send(infer_request(name, 1.0))
-    wait_until(running.exists, 30, "the model computes")
+    gate.wait_reached()
     messages.cancel()
-    wait_until(lambda: abandoned(adapter)[name] == 1, 30, "the caller has gone")
-    gate.touch()
-    wait_until(lambda: in_flight(adapter)[name] == 0, 30, "the model has ended")
+    wait_until(lambda: adapter.models()[name]["abandoned"] == 1, 30, "the caller has gone")
+    gate.open()
+    wait_until(lambda: in_flight(adapter, name) == 0, 30, "the model has ended")
     assert seen.read_text() == "False"
 
 
@@ -308,7 +271,7 @@ def test_a_caller_who_does_not_read_holds_up_no_unload(calls, asking, load, clie
     name = load(imports="import numpy as np", answer="values = np.zeros(250_000, np.float32)")
     messages = calls.stream(asking)
     asking.send(*(infer_request(name, 1.0) for _ in range(40)))
-    wait_until(lambda: in_flight(adapter)[name] == 1, 30, "Triton was asked")
+    wait_until(lambda: in_flight(adapter, name) == 1, 30, "Triton was asked")
     wait_until(lambda: stands_still(adapter, name), 30, "the caller's window is full")
     assert client.delete(f"/models/{name}").status == 200
     with pytest.raises(grpc.RpcError) as raised:
@@ -316,25 +279,6 @@ def test_a_caller_who_does_not_read_holds_up_no_unload(calls, asking, load, clie
     assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
     why = f"none was taken within 1 s, and model '{name}' is being unloaded"
     assert why in raised.value.details()
-
-
-@at_one_listener
-def test_a_caller_who_reads_is_answered_amid_an_unload(calls, asking, load, tmp_path, adapter):
-    reached, gate = tmp_path / "reached", tmp_path / "gate"
-    name = load(
-        imports="import pathlib, time",
-        answer=f"pathlib.Path({str(reached)!r}).touch()\n"
-        f"while not pathlib.Path({str(gate)!r}).exists(): time.sleep(0.01)",
-    )
-    messages = calls.stream(asking)
-    asking.send(infer_request(name, 1.0))
-    wait_until(reached.exists, 30, "the model computes")
-    with ThreadPoolExecutor(1) as pool, closing(adapter.client()) as client:
-        unloading = pool.submit(client.delete, f"/models/{name}")
-        wait_until(lambda: states(adapter)[name] == "UNLOADING", 30, "the unload has begun")
-        gate.touch()
-        assert values_of(next(messages).infer_response) == [1.0]
-        assert unloading.result().status == 200
 
 
 def until_the_end(messages) -> tuple[list[list[float]], grpc.StatusCode]:
@@ -366,13 +310,3 @@ def test_a_message_that_is_none_ends_the_stream(calls):
     with pytest.raises(grpc.RpcError) as raised:
         list(send(iter([b"\x0a\x05ab"])))
     assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-
-
-def test_many_streams_at_once(calls, doubling):
-    def ask(i: int) -> list[float]:
-        requests = [infer_request(doubling, float(i + j)) for j in range(20)]
-        return [values_of(m.infer_response)[0] for m in calls.stream(requests)]
-
-    with ThreadPoolExecutor(8) as pool:
-        for i, answers in enumerate(pool.map(ask, range(8))):
-            assert sorted(answers) == [2.0 * (i + j) for j in range(20)]

@@ -3,7 +3,6 @@
 import base64
 import json
 import tarfile
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
 import pytest
@@ -36,7 +35,8 @@ def test_a_load_without_parameters_takes_the_folder_of_that_name(repository, ide
         {"name": identity.name, "version": "1", "state": "READY", "reason": ""}
     ]
     assert repository.infer(identity.name, 1.5) == [1.5]
-    assert repository.unload(identity.name).status == 200
+    body = {"parameters": {"unload_dependents": True}}
+    assert repository.unload(identity.name, body).status == 200
     assert repository.index() == []
 
 
@@ -44,14 +44,6 @@ def test_a_load_of_a_loaded_model_is_done(repository, identity, client):
     assert client.load("any name", identity).status == 200
     assert repository.load("any%20name").status == 200
     assert repository.index({"ready": True})[0]["name"] == "any name"
-
-
-def test_load_of_changed_files_loads_the_new(repository, package):
-    write_python_model(package)
-    assert repository.load(package.name).status == 200
-    write_python_model(package, answer=DOUBLING)
-    assert repository.load(package.name).status == 200
-    assert repository.infer(package.name, 1.5) == [3.0]
 
 
 def test_a_load_of_an_archive_that_was_replaced_loads_the_new_one(repository, package, model_root):
@@ -85,45 +77,18 @@ def test_a_forced_reload_loads_the_same_files_again(repository, package):
     assert repository.infer(package.name, 1.0) != first
 
 
-def test_files_that_are_no_package_any_more_leave_the_loaded_model_alone(repository, package):
-    write_python_model(package)
-    assert repository.load(package.name).status == 200
-    (package / "config.pbtxt").write_text("name: [")
-    for parameters in ({}, {"force_reload": True}):
-        reply = repository.load(package.name, **parameters)
-        assert (reply.status, reply.json()["code"]) == (400, "InvalidModel")
-    assert repository.infer(package.name, 1.5) == [1.5]
-
-
-def test_force_reload_is_true_or_false(repository, identity):
-    reply = repository.load(identity.name, force_reload="yes")
-    assert reply.status == 400
-    assert "force_reload must be true or false" in reply.json()["error"]
-
-
-def test_a_load_meanwhile_waits_for_the_one_under_way(repository, package, adapter):
-    write_python_model(package, imports="import time", initialize="time.sleep(1)")
-
-    def load(_: int) -> tuple[int, int]:
-        with closing(adapter.client()) as own:
-            status = Repository(own).load(package.name).status
-            return status, own.post(f"/models/{package.name}/invoke", infer_body(1.0)).status
-
-    with ThreadPoolExecutor(2) as pool:
-        assert list(pool.map(load, range(2))) == [(200, 200)] * 2
-
-
-def test_the_index_says_what_a_model_is_doing(repository, package, adapter, gate):
+def test_a_load_meanwhile_waits_for_the_one_under_way(repository, package, adapter, gate):
+    """The index says that it is loading."""
     write_python_model(package, initialize=gate.statements)
     with background(adapter) as others:
-        loading = others.ask(lambda own: Repository(own).load(package.name))
-        try:
-            gate.wait_reached()
-            assert states(repository) == {package.name: "LOADING"}
-            assert repository.index({"ready": True}) == []
-        finally:
-            gate.open()
-        assert loading.result()[0].status == 200
+        first = others.ask(lambda own: Repository(own).load(package.name))
+        gate.wait_reached()
+        assert states(repository) == {package.name: "LOADING"}
+        assert repository.index({"ready": True}) == []
+        second = others.ask(lambda own: Repository(own).load(package.name))
+        gate.open()
+        assert (first.result()[0].status, second.result()[0].status) == (200, 200)
+    assert states(repository) == {package.name: "READY"}
 
 
 def test_a_model_whose_process_died_is_unavailable_and_says_why(repository, package):
@@ -209,17 +174,6 @@ def test_a_config_is_none_for_an_archive(repository, model_root, tmp_path):
     assert "archive" in reply.json()["error"]
 
 
-def test_an_unload_of_what_is_not_there_is_done(repository):
-    assert repository.unload("nobody").status == 200
-
-
-def test_unload_dependents_is_understood(repository, identity):
-    assert repository.load(identity.name).status == 200
-    body = {"parameters": {"unload_dependents": True}}
-    assert repository.unload(identity.name, body).status == 200
-    assert repository.index() == []
-
-
 def test_a_load_that_fails_leaves_nothing(repository, adapter):
     reply = repository.load_files("m", {"1/model.py": b"raise ValueError('no such luck')"})
     assert refusal(reply) == (400, "InvalidModel", "m")
@@ -236,6 +190,7 @@ B64 = base64.b64encode(b"x").decode()
     ("parameters", "words"),
     [
         ({"colour": 1, "shape": 2}, ["'colour'", "'shape'"]),
+        ({"force_reload": "yes"}, ["force_reload must be true or false"]),
         ({"file:1/model.py": B64}, ["need the parameter config"]),
         ({"config": "{"}, ["config is not JSON"]),
         ({"config": 7}, ["config must be JSON text or an object"]),
@@ -303,17 +258,6 @@ def test_files_may_be_larger_than_other_control_bodies(repository, code, client:
     assert repository.load_files("m", files).status == 200
     assert client.post("/v2/repository/index", b" " * (2**20 + 1)).status == 413
     assert client.post(LOAD, b" " * (64 * 2**20 + 1)).status == 413
-
-
-def test_other_methods_are_told_which_one_to_use(client):
-    for path in ("/v2/repository/index", LOAD, "/v2/repository/models/m/unload"):
-        reply = client.get(path)
-        assert (reply.status, reply.headers["Allow"]) == (405, "POST")
-
-
-@rows("path", ["/v2/repository", "/v2/repository/models/m"])
-def test_nothing_else_is_there(client, path):
-    assert refusal(client.get(path))[:2] == (400, "InvalidRequest")
 
 
 def test_calls_are_counted_as_those_of_v2(repository, adapter):

@@ -11,7 +11,7 @@ import pytest
 from tests.asking import Gate, background, binary_request, quoted, refusal
 from tests.cases import rows
 from tests.processes import triton_client
-from tests.running import EXAMPLES, Client, Reply, RunningAdapter, unload_all, wait_until
+from tests.running import EXAMPLES, Client, RunningAdapter, unload_all, wait_until
 from tests.trees import CONFIG, infer_body, write_python_model
 
 pytestmark = pytest.mark.triton
@@ -78,24 +78,6 @@ def load_talker(client: Client, package, gate: Gate, name: str) -> str:
     return f"/v2/models/{quoted(name)}/generate_stream"
 
 
-def seen(reply: Reply) -> tuple[int, str | None, bytes]:
-    return reply.status, reply.headers["Content-Type"], reply.body
-
-
-_ABOUT = [
-    f"/v2/models/echo{version}{call}"
-    for version in ("", "/versions/1")
-    for call in ("", "/ready", "/config", "/stats")
-]
-
-
-@rows("path", _ABOUT)
-def test_what_triton_says_about_itself_and_a_model_is_passed_on(client, raw, path):
-    ours, theirs = client.get(path), raw.get(path)
-    assert ours.status == 200
-    assert seen(ours) == seen(theirs)
-
-
 @rows("call", ["", "/config"])
 def test_a_model_is_described_under_its_callers_name(client, raw, call):
     ours = client.get(f"/v2/models/{quoted(ODD)}{call}").json()
@@ -110,38 +92,6 @@ def test_statistics_name_models_as_their_callers_do(client):
     assert [found["name"] for found in one] == [ODD]
     every = client.get("/v2/models/stats").json()["model_stats"]
     assert sorted(found["name"] for found in every) == sorted(["echo", ODD])
-
-
-_CALLS = ["", "/ready", "/config", "/stats", "/infer", "/generate", "/generate_stream"]
-
-
-@pytest.mark.parametrize("version", ["", "/versions/1"])
-@rows("call", _CALLS)
-def test_a_model_that_is_not_loaded_is_not_found(client, call, version):
-    method = "POST" if call.startswith(("/infer", "/gen")) else "GET"
-    reply = client.request(method, f"/v2/models/no%2Fbody{version}{call}", b"{}")
-    assert refusal(reply) == (404, "ModelNotFound", "no/body")
-
-
-_BODIES = {
-    "json": infer_body(1.5, 2.5),
-    "id": infer_body(1.0) | {"id": "a/b c"},
-    "binary-out": infer_body(1.0) | {"parameters": {"binary_data_output": True}},
-    "sequence": infer_body(1.0) | {"parameters": {"sequence_id": 7, "sequence_start": True}},
-    "timeout": infer_body(1.0) | {"parameters": {"timeout": 5_000_000, "priority": 1}},
-}
-
-
-@pytest.mark.parametrize("body", _BODIES.values(), ids=_BODIES.keys())
-@pytest.mark.parametrize("version", ["", "/versions/1"])
-@rows("packed", ["", "gzip", "deflate"])
-def test_an_answer_is_passed_on_byte_for_byte_with_its_headers(client, raw, body, version, packed):
-    path = f"/v2/models/echo{version}/infer"
-    ours, theirs = (each.post(path, body, {"Accept-Encoding": packed}) for each in (client, raw))
-    assert ours.status == 200
-    assert seen(ours) == seen(theirs)
-    for header in (SIZE, "Content-Encoding", "Content-Length"):
-        assert ours.headers[header] == theirs.headers[header]
 
 
 def test_a_body_of_any_size_that_triton_takes_goes_on_to_it(client):
@@ -193,16 +143,11 @@ def test_a_caller_that_leaves_a_stream_leaves_the_model_to_answer(served, client
     with closing(HTTPConnection(served.http, timeout=30)) as connection:
         connection.request("POST", path, json.dumps({"IN": 1.0}))
         connection.getresponse().readline()
-    wait_until(lambda: abandoned(served, "talker") == 1, 20, "it answers nobody")
+    wait_until(lambda: served.models()["talker"]["abandoned"] == 1, 20, "it answers nobody")
     gate.open()
-    wait_until(lambda: abandoned(served, "talker") == 0, 20, "it has ended")
+    wait_until(lambda: served.models()["talker"]["abandoned"] == 0, 20, "it has ended")
     assert not gate.path.with_suffix(".cancelled").exists()
     assert client.delete("/models/talker").status == 200
-
-
-def abandoned(adapter: RunningAdapter, model_id: str) -> int:
-    models = {model["model_id"]: model for model in adapter.state()["models"]}
-    return int(models[model_id]["abandoned"])
 
 
 @pytest.mark.parametrize("call", ["infer", "generate", "generate_stream"])
@@ -230,45 +175,6 @@ def test_an_inference_that_meets_the_load_of_its_model_waits_for_it(served, clie
         gate.open()
         assert [f.result()[0] for f in (loaded, invoked, described)] == [200] * 3
     assert client.delete("/models/slow").status == 200
-
-
-_ALLOWED = {
-    "/v2": "GET",
-    "/v2/health/live": "GET",
-    "/v2/health/ready": "GET",
-    "/v2/models/stats": "GET",
-    "/v2/models/echo": "GET",
-    "/v2/models/echo/versions/1/ready": "GET",
-    "/v2/models/echo/config": "GET",
-    "/v2/models/echo/stats": "GET",
-    "/v2/models/nobody/infer": "POST",
-    "/v2/models/echo/generate": "POST",
-    "/v2/models/echo/versions/1/generate_stream": "POST",
-}
-
-
-@rows(("path", "allowed"), _ALLOWED.items())
-def test_a_wrong_method_is_405_with_what_is_allowed(client, path, allowed):
-    for method in {"GET", "POST", "PUT", "DELETE", "OPTIONS"} - {allowed}:
-        reply = client.request(method, path)
-        assert refusal(reply)[:2] == (405, "MethodNotAllowed")
-        assert reply.headers["Allow"] == ("GET, HEAD" if allowed == "GET" else allowed)
-
-
-_NOWHERE = [
-    "nothing",
-    "models",
-    "models/echo/other",
-    "models/echo/versions/x",
-    "health",
-    "logging/x",
-    "models/echo/versions/1/trace/setting",
-]
-
-
-@rows("path", [*_NOWHERE, "models/echo/versions", "models//infer", "models/%FF"])
-def test_what_is_nowhere_is_refused(client, path):
-    assert refusal(client.post(f"/v2/{path}"))[:2] == (400, "InvalidRequest")
 
 
 _CLOSED = {

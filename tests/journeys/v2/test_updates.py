@@ -63,21 +63,14 @@ def read_state(adapter: RunningAdapter) -> tuple[set[str], dict[str, str]]:
         {**CONFIG, "input": [{"name": "IN", "data_type": "TYPE_FP32"}]},
     ],
 )
-def test_refused_config_leaves_the_loaded_model(repository, identity, adapter, config):
+def test_refused_config_leaves_the_loaded_model(repository, identity, adapter, calls, config):
     assert repository.load(identity.name).status == 200
     before = read_state(adapter)
     reply = repository.load(identity.name, config=config)
     assert refusal(reply) == (400, "InvalidModel", identity.name)
-    assert repository.infer(identity.name, 1.5) == [1.5]
-    assert read_state(adapter) == before
-
-
-def test_refused_config_over_grpc_leaves_the_loaded_model(repository, identity, adapter, calls):
-    assert repository.load(identity.name).status == 200
-    before = read_state(adapter)
-    request = load_request(identity.name, config='{"backend": "no-such-backend"}')
-    code, text = calls.refused("RepositoryModelLoad", request)
-    assert (code, "no-such-backend" in text) == ("INVALID_ARGUMENT", True)
+    request = load_request(identity.name, config=json.dumps(config))
+    code, _ = calls.refused("RepositoryModelLoad", request)
+    assert code in {"INVALID_ARGUMENT", "INTERNAL"}  # by the adapter, or by Triton
     assert repository.infer(identity.name, 1.5) == [1.5]
     assert read_state(adapter) == before
 
@@ -86,6 +79,8 @@ def test_changed_files_that_fail_leave_the_loaded_model(repository, package, ada
     write_python_model(package, answer=DOUBLING)
     assert repository.load(package.name).status == 200
     before = read_state(adapter)
+    (package / "config.pbtxt").write_text("name: [")
+    assert refusal(repository.load(package.name))[:2] == (400, "InvalidModel")
     write_python_model(package, initialize=BROKEN)
     for parameters in ({}, {"force_reload": True}, {"config": json.dumps(CONFIG)}):
         reply = repository.load(package.name, **parameters)
