@@ -31,7 +31,7 @@ def triton() -> Iterator[RunningAdapter]:
 
 
 @pytest.fixture
-def package(tmp_path: Path) -> Path:
+def package(tmp_path) -> Path:
     return write_eater(tmp_path / "m", 16, declares="64MiB")
 
 
@@ -55,9 +55,7 @@ def check_served_and_unloaded(adapter: RunningAdapter, client: Client) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_an_adapter_that_is_started_again_serves_what_it_had_loaded(
-    triton: RunningAdapter, package: Path, number: signal.Signals
-) -> None:
+def test_an_adapter_that_is_started_again_serves_what_it_had_loaded(triton, package, number):
     flags = (f"--model-roots={package.parent}", _LIMIT)
     with beside(triton, *flags) as first, closing(first.client()) as client:
         load_all(client, package)
@@ -90,7 +88,7 @@ def held(state: dict[str, Any]) -> int:
     return sum(book["used_by_models_bytes"] for book in state["memory"]["devices"].values())
 
 
-def test_sizes_that_were_measured_are_known_to_the_next_run(tmp_path: Path) -> None:
+def test_sizes_that_were_measured_are_known_to_the_next_run(tmp_path):
     package = write_eater(tmp_path / "models" / "m", 128)
     repository = tmp_path / "repository"
     flags = (
@@ -129,9 +127,7 @@ def running(*flags: str) -> Iterator[RunningAdapter]:
 
 @pytest.mark.parametrize("mode", ["forget", "reload"])
 @pytest.mark.races
-def test_a_triton_that_was_restarted_is_noticed_at_once(
-    triton: RunningAdapter, package: Path, mode: str
-) -> None:
+def test_a_triton_that_was_restarted_is_noticed_at_once(triton, package, mode):
     """The embedded one is: test_killed.py, test_ping.py."""
     flags = (f"--model-roots={package.parent}", _LIMIT, f"--on-triton-restart={mode}")
     with beside(triton, *flags) as adapter, closing(adapter.client()) as client:
@@ -159,9 +155,7 @@ def folders(adapter: RunningAdapter) -> list[Path]:
 
 
 @pytest.mark.races
-def test_the_list_never_names_what_triton_has_lost_for_long(
-    triton: RunningAdapter, package: Path
-) -> None:
+def test_the_list_never_names_what_triton_has_lost_for_long(triton, package):
     flags = (f"--model-roots={package.parent}", _LIMIT)
     with beside(triton, *flags) as adapter, closing(adapter.client()) as client:
         load_all(client, package)

@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from contextlib import closing
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -11,7 +10,7 @@ import pytest
 
 from adapter._proto import model_runtime_pb2 as mesh
 from tests.grpc_calls import calls_to
-from tests.running import EXAMPLES, Client, RunningAdapter, embedded_adapter
+from tests.running import EXAMPLES, RunningAdapter, embedded_adapter
 from tests.trees import infer_body
 
 pytestmark = pytest.mark.triton
@@ -19,9 +18,7 @@ pytestmark = pytest.mark.triton
 IDENTITY = EXAMPLES / "identity"
 
 
-def test_a_failed_request_says_listener_method_status_and_model_over_http(
-    adapter: RunningAdapter, client: Client
-) -> None:
+def test_a_failed_request_says_listener_method_status_and_model_over_http(adapter, client):
     asked = [
         ("POST", "/models/none-1/invoke", infer_body(1.0), 404, "none-1"),
         ("DELETE", "/models/none-2", None, 404, "none-2"),
@@ -38,8 +35,8 @@ def test_a_failed_request_says_listener_method_status_and_model_over_http(
 
 
 def test_a_failed_request_says_listener_method_status_and_model_over_grpc(
-    adapter: RunningAdapter,
-) -> None:
+    adapter,
+):
     for listener in ("grpc", "grpc_data"):
         with calls_to(adapter.listeners[listener]) as calls:
             ask = partial(calls.refused_infer, f"none-{listener}", 1.0)
@@ -57,9 +54,7 @@ def test_a_failed_request_says_listener_method_status_and_model_over_grpc(
     assert (line["listener"], line["status"]) == ("grpc", "INVALID_ARGUMENT")
 
 
-def test_refused_or_failed_load_is_logged_once(
-    adapter: RunningAdapter, client: Client, package: Path
-) -> None:
+def test_refused_or_failed_load_is_logged_once(adapter, client, package):
     (package / "1").mkdir()
     (package / "1" / "model.py").write_text("raise RuntimeError('no')")
     (package / "config.pbtxt").write_text('backend: "python"')
@@ -78,9 +73,7 @@ def test_refused_or_failed_load_is_logged_once(
     ] == []
 
 
-def test_an_unload_says_what_is_freed_and_a_load_when_it_begins(
-    adapter: RunningAdapter, client: Client
-) -> None:
+def test_an_unload_says_what_is_freed_and_a_load_when_it_begins(adapter, client):
     assert client.load("freed", IDENTITY).status == 200
     assert client.delete("/models/freed").status == 200
     events = ["model.loading", "model.loaded", "model.unloading", "model.unloaded"]
@@ -112,7 +105,7 @@ def only(lines: list[dict[str, Any]], **fields: object) -> dict[str, Any]:
     return line
 
 
-def test_at_debug_a_load_tells_its_steps_and_how_it_was_admitted(told: RunningAdapter) -> None:
+def test_at_debug_a_load_tells_its_steps_and_how_it_was_admitted(told):
     steps = [line for line in told.events("model.step") if line["model_id"] == "identity"]
     assert [line["waits_for"] for line in steps] == [
         *("package", "turn", "files", "triton"),
@@ -124,7 +117,7 @@ def test_at_debug_a_load_tells_its_steps_and_how_it_was_admitted(told: RunningAd
     assert admitted["level"] == "debug"
 
 
-def test_at_debug_each_control_call_to_triton_is_told(told: RunningAdapter) -> None:
+def test_at_debug_each_control_call_to_triton_is_told(told):
     calls = told.events("triton.called")
     for method in ("load_model", "unload_model"):
         line = only(calls, method=method, model_id="identity")
@@ -133,8 +126,8 @@ def test_at_debug_each_control_call_to_triton_is_told(told: RunningAdapter) -> N
 
 
 def test_at_debug_each_request_is_told_with_the_time_that_triton_took(
-    told: RunningAdapter,
-) -> None:
+    told,
+):
     line = told.wait_for("request.answered", frontend="sagemaker", method="invoke")
     assert (line["model_id"], line["status"]) == ("identity", 200)
     assert line["seconds"] >= line["triton_seconds"] > 0
@@ -142,11 +135,11 @@ def test_at_debug_each_request_is_told_with_the_time_that_triton_took(
     assert (line["model_id"], line["status"]) == ("identity", "OK")
 
 
-def test_at_debug_a_refused_load_is_told_as_a_request_too(told: RunningAdapter) -> None:
+def test_at_debug_a_refused_load_is_told_as_a_request_too(told):
     line = told.wait_for("request.failed", model_id="refused-once")
     assert (line["level"], line["status"]) == ("debug", 400)
 
 
-def test_debug_is_of_the_adapter_alone(told: RunningAdapter) -> None:
+def test_debug_is_of_the_adapter_alone(told):
     loggers = {line["logger"] for line in told.lines if line["level"] == "debug"}
     assert {name.partition(".")[0] for name in loggers} == {"adapter"}

@@ -44,7 +44,7 @@ Named = tuple[RunningAdapter, dict[str, Reply], Path]
 
 
 @pytest.fixture(scope="module")
-def named(model_root: Path) -> Iterator[Named]:
+def named(model_root) -> Iterator[Named]:
     """A model under every one of the names, and what each load was answered.
 
     On an adapter of its own: a model that cannot be unloaded would be in the way of other tests.
@@ -62,15 +62,13 @@ def named(model_root: Path) -> Iterator[Named]:
 
 
 @pytest.fixture
-def asking(named: Named) -> Iterator[Client]:
+def asking(named) -> Iterator[Client]:
     with closing(named[0].client()) as client:
         yield client
 
 
 @rows("name", _NAMES.values())
-def test_a_model_of_any_name_is_loaded_got_listed_and_invoked(
-    named: Named, asking: Client, name: str
-) -> None:
+def test_a_model_of_any_name_is_loaded_got_listed_and_invoked(named, asking, name):
     _, loads, folder = named
     path = f"/models/{quoted(name)}"
     described = {"modelName": name, "modelUrl": str(folder)}
@@ -87,7 +85,7 @@ def test_a_model_of_any_name_is_loaded_got_listed_and_invoked(
 
 
 @rows("name", _NAMES.values())
-def test_a_binary_answer_names_the_model_as_the_caller_does(asking: Client, name: str) -> None:
+def test_a_binary_answer_names_the_model_as_the_caller_does(asking, name):
     body, json_bytes = binary_request(3)
 
     reply = asking.post(f"/models/{quoted(name)}/invoke", body, sized(json_bytes))
@@ -99,7 +97,7 @@ def test_a_binary_answer_names_the_model_as_the_caller_does(asking: Client, name
     assert reply.body[size:] == body[json_bytes:]
 
 
-def test_a_refused_inference_names_the_model_as_the_caller_does(asking: Client) -> None:
+def test_a_refused_inference_names_the_model_as_the_caller_does(asking):
     body = infer_body(1.0)
     body["inputs"][0]["name"] = "OTHER"
 
@@ -109,7 +107,7 @@ def test_a_refused_inference_names_the_model_as_the_caller_does(asking: Client) 
     assert "ta.u" not in reply.json()["error"]
 
 
-def test_triton_the_disk_and_the_processes_see_safe_names_only(named: Named) -> None:
+def test_triton_the_disk_and_the_processes_see_safe_names_only(named):
     """No shell ever ran one."""
     adapter, _, folder = named
     ready = {name for name, state in triton_index(adapter).items() if state == "READY"}
@@ -127,12 +125,12 @@ def test_triton_the_disk_and_the_processes_see_safe_names_only(named: Named) -> 
     assert not [place for place in places if (place / "shell-was-here").exists()]
 
 
-def test_dots_in_a_raw_path_are_names_not_steps(asking: Client) -> None:
+def test_dots_in_a_raw_path_are_names_not_steps(asking):
     for dots in (".", ".."):
         assert asking.get(f"/models/{dots}").json()["modelName"] == dots
 
 
-def test_a_name_of_1025_bytes_is_refused_everywhere(asking: Client, model_root: Path) -> None:
+def test_a_name_of_1025_bytes_is_refused_everywhere(asking, model_root):
     name = "é" * 512 + "x"
     path = f"/models/{quoted(name)}"
 
@@ -143,13 +141,13 @@ def test_a_name_of_1025_bytes_is_refused_everywhere(asking: Client, model_root: 
 
 
 @pytest.mark.parametrize("raw", ["%FF", "a%C3", "%00", "%ED%A0%80"])
-def test_a_path_that_is_no_utf8_text_is_refused(asking: Client, raw: str) -> None:
+def test_a_path_that_is_no_utf8_text_is_refused(asking, raw):
     assert refusal(asking.get(f"/models/{raw}"))[:2] == (400, "InvalidRequest")
     assert refusal(asking.delete(f"/models/{raw}"))[:2] == (400, "InvalidRequest")
     assert refusal(asking.post(f"/models/{raw}/invoke", b"{}"))[:2] == (400, "InvalidRequest")
 
 
-def test_names_are_not_normalised(asking: Client, model_root: Path) -> None:
+def test_names_are_not_normalised(asking, model_root):
     assert asking.load("caf\u00e9", model_root / "named").status == 200
 
     assert asking.get(f"/models/{quoted('caf' + chr(0xE9))}").status == 200
@@ -168,7 +166,7 @@ def unload(adapter: RunningAdapter, name: str) -> None:
         assert refusal(invoked) == (404, "ModelNotFound", name)
 
 
-def test_z_models_of_all_names_are_unloaded(named: Named, asking: Client) -> None:
+def test_z_models_of_all_names_are_unloaded(named, asking):
     with ThreadPoolExecutor(8) as pool:
         unloads = [pool.submit(unload, named[0], name) for name in _NAMES.values()]
     failures = [failure for each in unloads if (failure := each.exception())]

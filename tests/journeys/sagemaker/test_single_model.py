@@ -1,18 +1,17 @@
 """--single-model: one package, loaded at start and served at /invocations."""
 
 from contextlib import closing
-from pathlib import Path
 
 import pytest
 
-from tests.asking import BINARY, Gate, binary_request, refusal, sized
+from tests.asking import BINARY, binary_request, refusal, sized
 from tests.running import COMPLETE, EMBEDDED, EXAMPLES, Client, RunningAdapter, embedded_adapter
 from tests.trees import infer_body, write_python_model
 
 pytestmark = pytest.mark.triton
 
 
-def test_the_single_model_is_served_at_invocations() -> None:
+def test_the_single_model_is_served_at_invocations():
     with (
         embedded_adapter(f"--single-model={EXAMPLES / 'identity'}", COMPLETE) as adapter,
         closing(adapter.client()) as client,
@@ -31,7 +30,7 @@ def test_the_single_model_is_served_at_invocations() -> None:
         assert refusal(client.get("/invocations"))[0] == 405
 
 
-def test_ping_is_503_until_the_single_model_is_loaded(tmp_path: Path, gate: Gate) -> None:
+def test_ping_is_503_until_the_single_model_is_loaded(tmp_path, gate):
     folder = write_python_model(tmp_path / "a b", initialize=gate.statements)
     adapter = RunningAdapter(*EMBEDDED, f"--single-model={folder}")
     try:
@@ -52,7 +51,7 @@ def test_ping_is_503_until_the_single_model_is_loaded(tmp_path: Path, gate: Gate
         assert adapter.stop() == 0
 
 
-def test_a_single_model_that_cannot_be_loaded_ends_the_start(tmp_path: Path) -> None:
+def test_a_single_model_that_cannot_be_loaded_ends_the_start(tmp_path):
     folder = write_python_model(tmp_path / "bad", initialize='raise ValueError("no weights")')
     adapter = RunningAdapter(*EMBEDDED, f"--single-model={folder}")
 
