@@ -54,9 +54,13 @@ class Threads:
 
     async def _result(self, done: Future[T], act: Callable[[], T]) -> T:
         context = contextvars.copy_context()
-        self._provide()
-        self._work.put((done, partial(context.run, act)))
+        self.submit(done, partial(context.run, act))
         return await asyncio.wrap_future(done)
+
+    def submit(self, done: Future[T], act: Callable[[], T]) -> None:
+        """Have a thread run `act`, and settle `done` with its outcome."""
+        self._provide()
+        self._work.put((done, act))
 
     def _provide(self) -> None:
         """Start a thread for one more piece of work if all threads are busy."""
