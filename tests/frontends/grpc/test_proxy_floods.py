@@ -195,24 +195,32 @@ async def test_small_frames_end_their_connection_however_slowly_they_come(proxy,
     assert proxy.shed == ["flood"]
 
 
+async def answer_each(requests, _):
+    async for message in requests:
+        yield pb.ModelStreamInferResponse(error_message=str(len(message))).SerializeToString()
+
+
 @pytest.mark.slow
 async def test_acknowledgements_of_answers_are_no_small_frames_however_many(proxy, wire):
     """Each piece of an answer is acknowledged as the busiest of clients do: with its windows and a
     PING.
     """
-    count = 1000
-
-    async def act(requests, _):
-        async for message in requests:
-            yield pb.ModelStreamInferResponse(error_message=str(len(message))).SerializeToString()
-
-    proxy.answer_with(act)
+    proxy.answer_with(answer_each)
     wire.send(begin(1, STREAM))
-    for _ in range(count):
+    for _ in range(1000):
         wire.send(frame(frames.DATA, 0, 1, prefixed(request_of())))
         size = len((await wire.until(frames.DATA, 1))[2])
         windows = (frames.window_update(one, size) for one in (0, 1))
         wire.send(*windows, frames.ping(bytes(8)))
+
+
+@pytest.mark.usefixtures("one_second")
+async def test_a_stream_of_small_messages_is_no_flood(proxy, channel):
+    proxy.answer_with(answer_each)
+    messages = [request_of("m", float(number)) for number in range(500)]
+    answers = [answer async for answer in channel.stream_stream(STREAM)(iter(messages))]
+    assert len(answers) == len(messages)
+    assert proxy.session.glitches < len(messages)
 
 
 async def test_an_idle_client_may_ping_for_ever(proxy, wire):
