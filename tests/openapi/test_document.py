@@ -23,7 +23,6 @@ from tests.openapi.document import (
 )
 
 OPERATIONS = operations(DOCUMENT)
-IDS = [f"{each.method} {each.path}" for each in OPERATIONS]
 # Codes that no HTTP listener answers with: they are of streams over gRPC, and of calls of gRPC.
 OVER_GRPC = {"NotTaken"}
 # Answers with an error status that may have no body.

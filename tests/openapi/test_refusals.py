@@ -12,7 +12,6 @@ from tests.running import COMPLETE, EXAMPLES, Client, Reply, RunningAdapter, emb
 pytestmark = pytest.mark.triton
 
 TOKEN = "a-token-of-these-tests"  # noqa: S105 - it opens nothing else
-RIGHT = {"Authorization": f"Bearer {TOKEN}"}
 NAMES = {"NAME": "identity", "VERSION": "1", "REGION": "r", "ENDPOINT": "any"}
 OPERATIONS = {each.about["operationId"]: each for each in operations(DOCUMENT)}
 
