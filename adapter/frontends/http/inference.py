@@ -140,7 +140,7 @@ class Inference:
         if not isinstance(reported, AdapterError):
             raise reported
         if not isinstance(reported, BackendError | CapacityError):
-            return reported
+            return reported  # no other error is judged, and a task for it would be for nothing
         return await self._connection.delegate(lease.judge(reported))
 
     # -- the lease, and the body before it ---------------------------------------------------
@@ -427,11 +427,8 @@ class Inference:
         """
         lease = self._lease
         self._lease = None
-        upstream = self._exchange.upstream
         is_bug = isinstance(error, Exception) and not isinstance(error, AdapterError)
         self._exchange.leave(None if is_bug else lease)
-        if is_bug and upstream is not None:
-            upstream.abort()
         reported: BaseException | None = None
         if lease is not None and lease.is_held():
             reported = lease.end(error if isinstance(error, AdapterError) else None)

@@ -247,6 +247,28 @@ async def test_head_has_no_body_and_leaves_the_connection_in_step(listener, call
     assert (await caller.answer()).status == 200
 
 
+@both
+async def test_empty_body_is_not_asked_for(path):
+    """The bytes behind it belong to the next request."""
+    async with opened() as listener, asyncio.timeout(10):
+        caller = await listener.connect()
+        empty = head(path, "Content-Length: 0", "Expect: 100-continue")
+        await caller.send(empty + request(HANDLED))
+        assert (await caller.answer()).status != 100
+        assert (await caller.answer()).status == 200
+
+
+async def test_differing_headers_are_each_requests_own():
+    """The rest of the head is kept for both."""
+    async with opened() as listener:
+        caller = await listener.connect()
+        for name in ("one", "two"):
+            fields = (f"Authorization: {name}", f"traceparent: 00-{name}")
+            assert (await caller.ask(request(HANDLED, b"{}", *fields))).status == 200
+            headers = listener.seen[-1].headers
+            assert (headers["Authorization"], headers["traceparent"]) == (name, f"00-{name}")
+
+
 @pytest.mark.parametrize("is_chunked", [False, True])
 async def test_an_answer_is_passed_on_piece_by_piece(listener, caller, is_chunked):
     frame = b"Transfer-Encoding: chunked" if is_chunked else b"Content-Length: 3145728"

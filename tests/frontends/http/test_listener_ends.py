@@ -385,20 +385,60 @@ async def test_a_caller_that_does_not_read_its_answer_is_cut_off(listener, path)
     await until(lambda: listener.in_flight() == 0)
 
 
-async def test_slow_client_is_kept_once_it_ended_its_side(listener):
-    """It has not disconnected: it has not taken all that was written."""
-    size = 32 * MIB
-    answer = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % size + bytes(size)
-    listener.server.limits = replace(LONG, gone=0.3)
-    listener.upstream.script = says(answer)
-    caller = await listener.connect(limit=2**16)
-    await caller.send(request(PLANNED))
-    caller.writer.write_eof()
-    connection = listener.connection
-    await until(lambda: connection.has_ended and connection.is_full)
-    due = connection._gone_due + 0.1
-    await until(lambda: asyncio.get_running_loop().time() > due)
-    assert len((await caller.answer()).body) == size
+async def test_slow_client_is_kept_once_it_ended_its_side():
+    """It has not disconnected: it takes what was written late, and then waits for more."""
+    length = 2**30
+    piece = bytes(2**16)
+    sent = 0
+    gate = asyncio.Event()
+
+    async def script(talk):
+        nonlocal sent
+        await talk.say(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % length)
+        [connection] = listener.server._connections
+        await until(lambda: connection.exchange.is_answered)
+        while not connection.is_full:
+            await talk.say(piece)
+            sent += len(piece)
+            left = length - sent
+            await until(lambda left=left: connection.exchange.upstream._left == left)
+        await gate.wait()
+        await talk.say(b"!")
+
+    limits = replace(LONG, gone=0.5)
+    async with opened(script, limits=limits) as listener, asyncio.timeout(30):
+        now = asyncio.get_running_loop().time
+        caller = await listener.connect(limit=2**16)
+        await caller.send(request(PLANNED))
+        caller.writer.write_eof()
+        await until(lambda: bool(listener.server._connections))
+        [connection] = listener.server._connections
+        await until(lambda: connection.has_ended and connection.is_full)
+        due = connection._gone_due + 0.1
+        await until(lambda: now() > due)
+        assert (await caller.head()).status == 200
+        await caller.reader.readexactly(sent)
+        taken_at = now()
+        await until(lambda: now() > taken_at + 0.1)
+        gate.set()
+        assert await caller.reader.readexactly(1) == b"!"
+
+
+async def test_bytes_behind_the_last_answer_are_read_to_their_end(monkeypatch):
+    """Many had come before it, and the others wait for their turn."""
+    async with opened(limits=LONG) as listener, asyncio.timeout(30):
+        caller = await listener.connect()
+        await caller.send(head("/app/gate", "Connection: close", "Content-Length: 0"))
+        await listener.reached.wait()
+        [connection] = listener.server._connections
+        await caller.send(bytes(70_000))
+        await until(lambda: not connection.transport.is_reading())
+        monkeypatch.setattr(listener.server.turns, "has_time", lambda: False)
+        listener.gate.set()
+        assert (await caller.answer()).status == 200
+        await caller.send(bytes(200_000))
+        caller.writer.write_eof()
+        await listener.until_lost()
 
 
 # -- Triton's side ------------------------------------------------------------------------------
