@@ -5,6 +5,7 @@ import gc
 import gzip
 import weakref
 import zlib
+from dataclasses import replace
 
 import pytest
 
@@ -12,6 +13,7 @@ from adapter.control.door import Lease
 from adapter.control.triton import RequestFailures
 from adapter.core.model import ModelId
 from adapter.core.record import LoadedFor
+from adapter.core.tensors import ContentTypes, Tensor
 from adapter.errors import CapacityError, OutOfMemory
 from adapter.frontends.http.connection import Request
 from tests.fakes.http_triton import Talk
@@ -132,6 +134,48 @@ async def test_renamed_model_is_answered_under_its_name(listener):
     assert asked.head.startswith(b"POST /v2/models/other/infer HTTP/1.1\r\n")
     assert b"accept-encoding" not in asked.head.lower()
     record.name = "m"
+
+
+async def test_wait_for_a_model_counts_as_no_overhead(monkeypatch):
+    """The figures would say that the adapter itself took so long."""
+
+    async def wait_for_lease(model_id: ModelId, _: Request) -> Lease:
+        lease: Lease = listener.fakes.control.lease(model_id)
+        return lease
+
+    async with opened() as listener:
+        caller = await listener.connect()
+        with monkeypatch.context() as loading:
+            loading.setattr(listener.contracts.sagemaker, "find_lease", lambda _: None)
+            loading.setattr(listener.contracts.sagemaker, "wait_for_lease", wait_for_lease)
+            assert (await caller.ask(request(PLANNED))).status == 200
+        assert listener.served("sagemaker", "invoke").answers == 0
+        assert (await caller.ask(request(PLANNED))).status == 200
+        assert listener.served("sagemaker", "invoke").answers == 1
+
+
+async def test_slow_body_of_a_converted_type_is_the_callers_time():
+    """It is gathered before the model is known to convert it."""
+    async with opened(answer) as listener:
+        record = listener.fakes.control.registry.serving(ModelId("m"))
+        types = ContentTypes(
+            ("text/csv",),
+            options=frozenset(),
+            is_batched=False,
+            input=Tensor("IN", "FP32", (-1, -1)),
+            outputs=(),
+        )
+        record.package = replace(record.inspected, content_types=types)
+        caller = await listener.connect()
+        now = asyncio.get_running_loop().time
+        await caller.send(head(PLANNED, "Content-Type: text/csv", "Content-Length: 4") + b"1")
+        await until(lambda: bool(listener.server._connections))
+        [connection] = listener.server._connections
+        await until(lambda: connection.request is not None)
+        sent_at = now()
+        await until(lambda: now() > sent_at + 0.1)
+        assert (await caller.ask(b",2\n")).status == 200
+        assert listener.served("sagemaker", "invoke").callers._sum >= 0.1
 
 
 async def test_client_that_leaves_while_its_model_is_awaited_ends_the_wait(listener, monkeypatch):
