@@ -86,11 +86,8 @@ class Plan:
     """Holds how an inference is answered, as far as its head decides that."""
 
     __slots__ = (
-        "_below_model",
-        "_end_lines",
-        "_host",
-        "_lines",
-        "_uncompressed_lines",
+        "_behind_name",
+        "_behind_name_uncompressed",
         "contract",
         "is_packed",
         "is_typed",
@@ -114,11 +111,8 @@ class Plan:
         self.is_packed = False  # the body is compressed
         self.needs_body = False  # an empty body is refused
         self.upstream_head = b""  # the head for a Triton that knows the model by `name`
-        self._host = b""
-        self._below_model = b""
-        self._lines = b""
-        self._uncompressed_lines = b""
-        self._end_lines = b""
+        self._behind_name = b""
+        self._behind_name_uncompressed = b""
 
     def write_head(
         self,
@@ -128,16 +122,15 @@ class Plan:
         uncompressed_lines: bytes,  # the same without Accept-Encoding
         length: int,
     ) -> None:
-        """Compose the head for Triton once, and store it with its parts: `head_for` composes those
-        of other names or lengths from them.
+        """Compose the head for Triton once, and store what is behind the model's name in it:
+        `head_for` composes the heads for other names.
         """
-        self._host = host.encode()
-        self._below_model = below_model.encode()
-        self._lines = lines
-        self._uncompressed_lines = uncompressed_lines
+        begin = f"{below_model} HTTP/1.1\r\nHost: {host}\r\n".encode()
         frame = _CHUNKED_LINE if length == CHUNKED else b"Content-Length: %d\r\n" % length
         kind = _JSON_LINE if self.json_bytes is None else _BINARY_LINES % b"%d" % self.json_bytes
-        self._end_lines = kind + frame + b"\r\n"
+        end = kind + frame + b"\r\n"
+        self._behind_name = begin + lines + end
+        self._behind_name_uncompressed = begin + uncompressed_lines + end
         is_renamed = self.name != str(self.model_id)
         self.upstream_head = self.head_for(self.name, is_renamed=is_renamed)
 
@@ -146,9 +139,8 @@ class Plan:
 
         The answer of a model that is renamed must not come compressed, as its name is put back.
         """
-        lines = self._uncompressed_lines if is_renamed else self._lines
-        first = b"POST /v2/models/%b%b HTTP/1.1\r\nHost: %b\r\n"
-        return first % (name.encode(), self._below_model, self._host) + lines + self._end_lines
+        behind = self._behind_name_uncompressed if is_renamed else self._behind_name
+        return b"POST /v2/models/" + name.encode() + behind
 
 
 class Head:
