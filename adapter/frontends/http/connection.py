@@ -152,14 +152,22 @@ class Request:
     is_last = False  # the connection closes behind the answer
     upstream_seconds: float | None = None  # how long it waited for Triton
     callers_seconds = 0.0  # how long it waited for its caller
+    _headers: CIMultiDict[str] | None = None  # read when they are asked for
 
     def __init__(self, connection: "Connection", head: Head, raw: bytes) -> None:
         self.connection = connection
         self.head = head
         self._raw = raw
-        self.method = head.method
-        self.raw_path = head.target
-        self._headers: CIMultiDict[str] | None = None
+
+    @property
+    def method(self) -> str:
+        """The method of its first line."""
+        return self.head.method
+
+    @property
+    def raw_path(self) -> str:
+        """The target of its first line."""
+        return self.head.target
 
     @property
     def headers(self) -> CIMultiDict[str]:
@@ -748,8 +756,7 @@ class Connection:
     def hold_body(self, senders: Iterable[str] = ()) -> None:
         """Reserve the body's bytes at the budget, as they arrive and until `end_holding`."""
         self.end_holding()
-        length = None if self._decoder is not None else self._length()
-        self._holding = self.parts.budget.hold(self, length, senders)
+        self._holding = self.parts.budget.hold(self, self._length(), senders)
         if self._untaken or self.is_whole:
             self._count_body(self._untaken or sum(map(len, self._pieces)))
 

@@ -241,9 +241,7 @@ class Inference:
         self._sent_at = clock.monotonic()
         if self._request.head.length == CHUNKED:
             body = (write_chunk(body) if body else b"") + _LAST_CHUNK
-        plan = self._plan
-        is_usual = record.name == plan.name and not self._request.lines
-        upstream.send(plan.upstream_head if is_usual else self._compose_head(record), body)
+        upstream.send(self._compose_head(record), body)
 
     async def _send_whole(self, record: ModelRecord, body: bytes) -> None:
         """Check a whole body, in a task if that takes long, and send it. Raises InvalidRequest for
