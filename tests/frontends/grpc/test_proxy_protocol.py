@@ -86,6 +86,7 @@ BROKEN = [
     (frame(frames.HEADERS, frames.END_HEADERS, 1, b"\xff\xff\xff"), Code.COMPRESSION_ERROR),
     (frame(frames.HEADERS, frames.END_HEADERS, 1, b"\x3f\xe1\x1f"), Code.COMPRESSION_ERROR),
     (frame(frames.HEADERS, frames.END_HEADERS, 1, b"\xbe"), Code.COMPRESSION_ERROR),
+    (frame(frames.HEADERS, frames.END_HEADERS, 1, head_of() + b"\x20"), Code.COMPRESSION_ERROR),
     (
         frame(frames.HEADERS, 0, 1, head_of()) + frame(frames.PING, 0, 0, bytes(8)),
         Code.PROTOCOL_ERROR,
@@ -153,6 +154,15 @@ async def test_malformed_headers_end_their_stream_alone(proxy, wire, more):
     wire.send(request(3))
     data, _ = await wire.answer(3)
     assert len(data) > 5
+
+
+async def test_headers_behind_request_end_its_stream(wire, upstream):
+    """RFC 9113 section 5.1: the stream is half-closed, and its answer has not come."""
+    wire.send(request(1))
+    triton = await upstream.accepted()
+    await triton.until(frames.DATA, 1)
+    wire.send(frames.header_block(1, head_of(), end=True))
+    assert await wire.reset_of(1) == Code.STREAM_CLOSED
 
 
 async def test_more_than_the_window_of_a_stream_ends_that_stream(proxy, upstream, wire):
