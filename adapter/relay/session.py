@@ -546,7 +546,7 @@ class RelaySession(Downstream):
         limits = self.context.caller_limits
         if self.context.is_stopping:
             self._refuse_arriving(exchange, "the adapter is stopping")
-        elif exchange.stage is Stage.WAITING or exchange.is_held_back:
+        elif exchange.stage is Stage.WAITING:
             return  # its caller is not the one that is waited for
         elif self.is_peer_due(exchange) and exchange.is_slow(seconds, limits):
             text = f"it comes at less than {limits.rate / 2**10:g} KiB/s"
