@@ -19,13 +19,13 @@ from adapter.control.ports import (
     World,
 )
 from adapter.core.artifacts import ArtifactKey
-from adapter.core.model import ModelId, ModelSource
+from adapter.core.model import ModelId, ModelSource, TritonName
 from adapter.core.record import ModelRecord, OnExit
 from adapter.core.sizes import Sizes
 from adapter.core.states import ModelState
 from adapter.errors import AdapterError
 from adapter.telemetry.metrics import Metrics
-from tests.control.fakes import MIB, FakePackages, FakeStore, FakeTriton, Script
+from tests.control.fakes import MIB, FakePackages, FakeStore, FakeTriton, Script, Staged
 from tests.simulation.loop import Draws, virtual
 
 A = ModelId("a")
@@ -189,6 +189,20 @@ class Stage:
 
     async def replace(self, model_id: ModelId, folder: str) -> None:
         await self.models.replace(model_id, ModelSource(folder), Replaces.ALWAYS)
+
+    async def update(self, model_id: ModelId) -> None:
+        """Load the version that the store has now."""
+        record = self.control.registry.serving(model_id)
+        assert record.key is not None
+        await self.models.update(record, record.key)
+
+    async def leave_loaded(self, model_id: ModelId) -> TritonName:
+        """Have an earlier run leave a model in Triton; return its name there."""
+        name = TritonName(model_id)
+        package = await self.packages.prepare(name, model_id, ModelSource(model_id))
+        self.triton.repository[name] = Staged(package, None)
+        await self.triton.load(name, model_id)
+        return name
 
     async def invoke(self, model_id: ModelId, seconds: float = 0.1) -> str:
         """Call a model as SageMaker's contract does: it does not wait."""

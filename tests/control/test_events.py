@@ -6,8 +6,6 @@ import logging
 from adapter.control.ports import StoreSettings
 from adapter.core.record import Step
 from adapter.core.sizes import Basis
-from adapter.errors import AdapterError
-from adapter.telemetry.log import EVENTS
 from tests.control.fakes import MIB, Script
 from tests.control.stage import A, B, C, Stage, played
 
@@ -162,49 +160,3 @@ def test_return_that_an_exit_breaks_off_is_logged(caplog):
     sequence()
     [line] = find(caplog, "model.return_broken_off")
     assert (line.model_id, line.levelname) == ("a", "WARNING")
-
-
-@played
-async def test_duration_of_on_demand_loads_is_counted():
-    async with Stage({"a@1": Script(), "b": Script()}) as stage:
-        await stage.call(A)
-        await stage.load(B)
-        page, _ = stage.metrics.page("")
-        assert b"triton_adapter_endpoint_model_loading_seconds_count 1.0" in page
-
-
-def test_all_events_are_declared(caplog):
-    """A play with mishaps writes no event that docs do not explain."""
-    caplog.set_level(logging.DEBUG)
-
-    @played
-    async def sequence():
-        scripts = {
-            "a": Script(is_python=True),
-            "b@1": Script(request_ends_triton=True),
-            "b@2": Script(),
-            "c": Script(hangs=True, is_python=True),
-        }
-        async with Stage(scripts, load_seconds=20) as stage:
-            record = await stage.load(A)
-            for _ in range(2):
-                try:
-                    await stage.call(B)
-                except AdapterError:
-                    await asyncio.sleep(5)
-            stage.triton.kill_process_of(stage.control.registry.serving(A).name)
-            with_error = await asyncio.gather(stage.invoke(A), return_exceptions=True)
-            assert isinstance(with_error[0], AdapterError)
-            await asyncio.gather(stage.load(C), return_exceptions=True)
-            await stage.models.unload(A)
-            assert record.state is None
-
-    sequence()
-    names = {
-        record.msg
-        for record in caplog.records
-        if record.name.startswith("adapter") and isinstance(record.msg, str)
-    }
-    assert names - EVENTS.keys() == set()
-    assert "model.load_failed" in names
-    assert "triton.models_vanished" in names

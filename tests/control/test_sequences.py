@@ -3,7 +3,6 @@
 import asyncio
 import math
 from contextlib import suppress
-from functools import partial
 
 import pytest
 
@@ -19,6 +18,7 @@ from adapter.core.model import (
     StagedModel,
     TritonName,
 )
+from adapter.core.record import ModelRecord
 from adapter.core.sizes import UNSEEN
 from adapter.core.states import ModelState
 from adapter.errors import (
@@ -36,25 +36,12 @@ from adapter.errors import (
     ModelTooLarge,
     NoRoom,
     OutOfMemory,
-    StubDied,
     UnloadedMeanwhile,
 )
-from tests.control.fakes import GPU, MIB, OTHER_GPU, Script, Staged
+from tests.control.fakes import GPU, MIB, OTHER_GPU, Script
 from tests.control.stage import A, B, C, Stage, fails, played
 
 # -- loads and unloads --------------------------------------------------------------------------
-
-
-@played
-async def test_second_load_is_refused():
-    async with Stage({"a": Script()}) as stage:
-        first = asyncio.create_task(stage.load(A))
-        await asyncio.sleep(0.5)
-        await fails(stage.load(A), AlreadyLoaded)
-        await first
-        await fails(stage.load(A), AlreadyLoaded)
-        assert await stage.invoke(A) == "a"
-        stage.check(A)
 
 
 @played
@@ -79,46 +66,6 @@ async def test_failed_load_is_undone():
         await fails(stage.load(B), InvalidModel)
         await fails(stage.invoke(A), ModelNotFound)
         stage.check()
-
-
-@played
-async def test_unload_waits_for_requests():
-    async with Stage({"a": Script()}) as stage:
-        await stage.load(A)
-        call = asyncio.create_task(stage.invoke(A, seconds=5))
-        await asyncio.sleep(0.1)
-        unload = asyncio.create_task(stage.models.unload(A))
-        await asyncio.sleep(1)
-        await fails(stage.invoke(A), ModelNotFound)
-        assert not unload.done()
-        assert await call == "a"
-        await unload
-
-
-@played
-async def test_unload_refuses_what_has_not_arrived():
-    """Slow callers hold up no unload: their requests are refused, also those that come later."""
-    async with Stage({"a": Script()}) as stage:
-        record = await stage.load(A)
-        slow, slower, other = (stage.models.lease(A) for _ in range(3))
-        refused = []
-
-        def refuse(lease) -> None:
-            refused.append(lease)
-            lease.end(ModelNotReady("unloaded"))
-
-        for lease in (slow, slower, other):
-            lease.begin()
-        slow.arrives(partial(refuse, slow))
-        unload = asyncio.create_task(stage.models.unload(A))
-        await asyncio.sleep(1)
-        assert refused == [slow]
-        slower.arrives(partial(refuse, slower))
-        assert refused == [slow, slower]
-        assert record.usage.in_flight == 1
-        other.end()
-        async with asyncio.timeout(5):
-            await unload
 
 
 @played
@@ -172,15 +119,6 @@ async def test_load_beyond_the_device_evicts_nothing():
         await fails(stage.replace(A, "big"), ModelTooLarge)
         await fails(stage.call(C), ModelTooLarge)
         stage.check(A)
-
-
-@played
-async def test_explicit_load_evicts_models_of_calls():
-    scripts = {"a@1": Script(600, declared=600), "b": Script(600, declared=600)}
-    async with Stage(scripts) as stage:
-        await stage.call(A)
-        await stage.load(B)
-        stage.check(B)
 
 
 @played
@@ -273,9 +211,7 @@ async def test_eviction_ends_an_update():
     async with Stage(scripts, stores=settings) as stage:
         await stage.call(B)
         stage.store.versions["b"] += 1
-        record = stage.control.registry.serving(B)
-        assert record.key is not None
-        update = asyncio.create_task(stage.models.update(record, record.key))
+        update = asyncio.create_task(stage.update(B))
         assert await stage.call(C) == "c@1"
         with suppress(UnloadedMeanwhile):
             await update
@@ -432,13 +368,6 @@ async def test_load_ends_amid_when_it_passes_a_limit():
 
 
 @played
-async def test_mps_limits_what_processes_get():
-    async with Stage({"a": Script(400, declared=400)}, process_limit_mib=300) as stage:
-        error = await fails(stage.load(A), ModelTooLarge)
-        assert "MPS allows no more to its processes" in str(error)
-
-
-@played
 async def test_futile_eviction_is_not_repeated_at_once():
     """Each try of a load that does not fit would cost callers the models that they use."""
     scripts = {"a": Script(700, declared=700), "b@1": Script(100, declared=100), "c": Script(50)}
@@ -591,15 +520,6 @@ async def test_caller_loses_its_own_model_first():
 
 
 @played
-async def test_warm_up_that_fails_is_logged_only():
-    scripts = {"a": Script(), "b": Script(warm_up_failure="zeros are no tokens")}
-    async with Stage(scripts, warm_up_seconds=10) as stage:
-        await stage.load(A)
-        await stage.load(B)
-        stage.check(A, B)
-
-
-@played
 async def test_load_that_exits_in_its_warm_up_is_refused():
     """503 would invite the caller to end Triton once more."""
     script = Script(load_ends_triton=True, has_warm_up=True)
@@ -632,19 +552,24 @@ async def test_exit_amid_two_loads_blames_no_warm_up():
 # -- failed requests ----------------------------------------------------------------------------
 
 
+async def judge_five(stage: Stage, record: ModelRecord) -> list[type[AdapterError]]:
+    """Send five requests that fail; return what each failure is judged to be."""
+    kinds = []
+    for _ in range(5):
+        lease = stage.models.lease(record.id)
+        lease.begin()
+        with pytest.raises(AdapterError) as caught:
+            await stage.triton.infer(record)
+        kinds.append(type(await lease.judge(caught.value)))
+        lease.end(caught.value)
+    return kinds
+
+
 @played
 async def test_inference_that_runs_out_is_judged():
     async with Stage({"a": Script(request_runs_out=True)}) as stage:
         record = await stage.load(A)
-        kinds = []
-        for _ in range(5):
-            lease = stage.models.lease(A)
-            lease.begin()
-            try:
-                await stage.triton.infer(record)
-            except AdapterError as error:
-                kinds.append(type(await lease.judge(error)))
-                lease.end(error)
+        kinds = await judge_five(stage, record)
         assert kinds[0] is OutOfMemory
         assert kinds[4] is ModelTooLarge
 
@@ -658,15 +583,7 @@ async def test_inference_beside_an_unbooked_model_is_not_final():
         await stage.load(A)
         await asyncio.sleep(8)
         record = await stage.load(B)
-        kinds = []
-        for _ in range(5):
-            lease = stage.models.lease(B)
-            lease.begin()
-            try:
-                await stage.triton.infer(record)
-            except AdapterError as error:
-                kinds.append(type(await lease.judge(error)))
-                lease.end(error)
+        kinds = await judge_five(stage, record)
         assert list(stage.control.ledger.models) == ["a"]
         assert ModelTooLarge not in kinds
 
@@ -694,21 +611,6 @@ async def test_daemon_is_ended_when_seen_twice():
         assert stage.triton.daemons
         await asyncio.sleep(10)
         assert not stage.triton.daemons
-
-
-@played
-async def test_model_is_dead_without_one_of_its_processes():
-    """Triton gives the lost instance its share of the requests, and each of these fails."""
-    async with Stage({"a": Script(is_python=True)}) as stage:
-        stage.triton.more_instances = ["a_1"]
-        record = await stage.load(A)
-        stage.triton.more_instances = []
-        lease = stage.models.lease(A)
-        lease.begin()
-        lease.end(StubDied("Stub process 'a_1' is not healthy."))
-        await asyncio.sleep(1)
-        assert record.state is ModelState.DEAD
-        await stage.models.unload(A)
 
 
 @played
@@ -859,16 +761,6 @@ async def test_update_in_place_lets_calls_wait():
 
 
 @played
-async def test_package_with_its_own_name_keeps_it():
-    scripts = {"1": Script(can_run_beside=False), "2": Script(can_run_beside=False)}
-    async with Stage(scripts) as stage:
-        first = await stage.load(A, "1")
-        assert await update_under_traffic(stage, "2") == []
-        assert stage.control.registry.serving(A).name == first.name
-        assert stage.served[-1] == "2"
-
-
-@played
 async def test_update_of_a_store_model_goes_back():
     """The store has lost the old version when the new one fails: it comes back from disk."""
     scripts = {
@@ -878,9 +770,7 @@ async def test_update_of_a_store_model_goes_back():
     async with Stage(scripts) as stage:
         await stage.call(A)
         stage.store.versions["a"] += 1
-        record = stage.control.registry.serving(A)
-        assert record.key is not None
-        await fails(stage.models.update(record, record.key), LoadFailed)
+        await fails(stage.update(A), LoadFailed)
         assert await stage.invoke(A) == "a@1"
 
 
@@ -894,9 +784,7 @@ async def test_call_amid_a_failed_update_is_answered():
     async with Stage(scripts) as stage:
         await stage.call(A)
         stage.store.versions["a"] += 1
-        record = stage.control.registry.serving(A)
-        assert record.key is not None
-        update = asyncio.create_task(stage.models.update(record, record.key))
+        update = asyncio.create_task(stage.update(A))
         await asyncio.sleep(2)  # the old version is unloaded
         assert await stage.call(A) == "a@1"
         await fails(update, LoadFailed)
@@ -997,21 +885,6 @@ async def test_disk_room_is_made_by_an_unload():
 
 
 @played
-async def test_update_evicts_nothing_for_disk():
-    """An eviction of the model itself would wait for the update, and the update for it."""
-    settings = StoreSettings(revalidate_seconds=30)
-    scripts = {name: Script() for name in ("a@1", "a@2", "b@1")}
-    async with Stage(scripts, stores=settings) as stage:
-        stage.store.disk_limit = 2
-        await stage.call(A)
-        await stage.call(B)
-        stage.store.versions["a"] += 1
-        await asyncio.sleep(60)
-        stage.check(A, B)
-        assert await stage.invoke(A) == "a@1"
-
-
-@played
 async def test_load_by_name_takes_no_callers_place():
     """V2 loads and `preload` wait for as long as it takes, so they must not keep calls out."""
     settings = StoreSettings(max_waiting=2, max_waiting_for_one=1)
@@ -1023,20 +896,6 @@ async def test_load_by_name_takes_no_callers_place():
         assert await stage.call(C) == "c@1"
         assert await stage.call(A) == "a@1"
         await asyncio.gather(*loads)
-
-
-@played
-async def test_slots_are_shared_among_callers():
-    """One caller with many models does not hold up another one with one."""
-    names = [ModelId(f"m{number}") for number in range(6)]
-    scripts = {f"{name}@1": Script(50, declared=50, load_seconds=5) for name in (*names, "a")}
-    async with Stage(scripts, load_threads=1) as stage:
-        calls = [asyncio.create_task(stage.call(name, caller="x")) for name in names]
-        await asyncio.sleep(2)
-        other = asyncio.create_task(stage.call(A, caller="y"))
-        await other
-        assert sum(call.done() for call in calls) <= 2
-        await asyncio.gather(*calls)
 
 
 @played
@@ -1088,12 +947,6 @@ async def test_call_survives_one_exit():
         assert stage.triton.loading
         stage.triton.exit()
         await fails(call, BackendUnavailable)
-    async with Stage({"a@1": Script(load_seconds=5)}) as stage:
-        call = asyncio.create_task(stage.call(A))
-        await asyncio.sleep(4)
-        assert stage.triton.loading
-        stage.triton.exit()
-        assert await call == "a@1"
 
 
 @played
@@ -1302,10 +1155,7 @@ async def test_hanging_loads_leave_room_for_others():
 async def test_leftover_that_triton_keeps_is_stuck():
     """Without a record its folder, and maybe the model, would stay for good."""
     stage = Stage({"a": Script()}, is_embedded=False)
-    name = TritonName(A)
-    package = await stage.packages.prepare(name, A, ModelSource(A))
-    stage.triton.repository[name] = Staged(package, None)
-    await stage.triton.load(name, A)
+    name = await stage.leave_loaded(A)
     held = {Device("GPU-0"): 100 * MIB}
     stage.packages.left_behind = [StagedModel(name, A, Placement((name,)), held=held)]
     stage.triton.unload_seconds = 300
@@ -1316,14 +1166,6 @@ async def test_leftover_that_triton_keeps_is_stuck():
         stage.triton.unload_seconds = 0.2
         await stage.load(A)
         await asyncio.sleep(300)
-        stage.check(A)
-
-
-@played
-async def test_slow_load_without_python_is_waited_for():
-    """Only of models with a python process is one missed."""
-    async with Stage({"a": Script(load_seconds=90)}) as stage:
-        await stage.load(A)
         stage.check(A)
 
 
@@ -1346,10 +1188,7 @@ async def test_stuck_leftover_is_not_part_of_empty_triton():
     declared size would be refused for good, though it fits once Triton has let the load go.
     """
     stage = Stage({"a": Script(600), "b": Script(900, declared=900)}, is_embedded=False)
-    name = TritonName(A)
-    package = await stage.packages.prepare(name, A, ModelSource(A))
-    stage.triton.repository[name] = Staged(package, None)
-    await stage.triton.load(name, A)
+    name = await stage.leave_loaded(A)
     stage.packages.left_behind = [StagedModel(name, A, Placement((name,)))]
     stage.triton.unload_seconds = 300
     async with stage:
@@ -1375,26 +1214,11 @@ async def test_model_counts_as_loaded_before_first_reading():
 
 
 @played
-async def test_model_is_evicted_after_first_reading():
-    stage = Stage({"a@1": Script(900, declared=900), "b@1": Script(600)})
-    stage.triton.has_readings = False
-    async with stage:
-        await stage.call(B)
-        stage.triton.has_readings = True
-        await asyncio.sleep(5)
-        await stage.call(A)
-        stage.check(A)
-
-
-@played
 async def test_adopted_models_take_memory_where_nothing_is_read():
     """The limit of all memory is known only after they were adopted."""
     stage = Stage({"a": Script()}, limit_mib=300)
     stage.triton.has_readings = False
-    name = TritonName(A)
-    package = await stage.packages.prepare(name, A, ModelSource(A))
-    stage.triton.repository[name] = Staged(package, None)
-    await stage.triton.load(name, A)
+    name = await stage.leave_loaded(A)
     stage.packages.left_behind = [
         StagedModel(
             name,
@@ -1409,19 +1233,3 @@ async def test_adopted_models_take_memory_where_nothing_is_read():
     ]
     async with stage:
         assert stage.control.memory.ledger.free(UNSEEN) == 100 * MIB
-
-
-@played
-async def test_drain_ends_what_lasts():
-    async with Stage({"a": Script(load_seconds=3), "b": Script(load_seconds=30)}) as stage:
-        quick = asyncio.create_task(stage.load(A))
-        slow = asyncio.create_task(stage.load(B))
-        await asyncio.sleep(2)
-        drained = asyncio.create_task(stage.control.drain(5))
-        await asyncio.sleep(0)
-        await fails(stage.load(C), BackendUnavailable)
-        await quick
-        await fails(slow, BackendUnavailable)
-        await drained
-        assert await stage.invoke(A) == "a"
-        assert stage.control.registry.get(A) is not None
