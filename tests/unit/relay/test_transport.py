@@ -8,7 +8,7 @@ import pytest
 
 from adapter.relay.frames import Code, ConnectionFault
 from adapter.relay.session import RelaySession
-from adapter.relay.transport import FrameTransport, Heard, State
+from adapter.relay.transport import FrameTransport, State
 from adapter.relay.upstream import Upstream
 from adapter.runtime import clock
 from adapter.runtime.turns import Turns
@@ -85,14 +85,6 @@ async def test_a_connection_goes_from_connecting_to_closed(end):
     assert end.told == ["lost", "gone"]
 
 
-async def test_its_end_is_told_once_that_it_is_lost(end):
-    end.connection_made(Wire())
-    end.end_transport(Code.NO_ERROR)
-    end.end_transport(Code.NO_ERROR)
-    end.connection_lost(None)
-    assert end.told.count("lost") == 1
-
-
 async def test_only_an_open_connection_writes_and_reads(end):
     transport, wire = end, Wire()
     transport.write([b"too early"])
@@ -128,14 +120,6 @@ async def test_what_its_end_cannot_read_closes_it(end, error, code):
     end.data_received(b"in")
     assert end.told[-2:] == [f"close {code}", "lost"]
     end.connection_lost(None)
-
-
-async def test_bytes_after_a_ping_are_heard(end):
-    transport = end
-    transport.connection_made(Wire())
-    transport.heard = Heard.NOTHING_SINCE_PING
-    transport.data_received(b"in")
-    assert transport.heard is Heard.SOMETHING
 
 
 class SlowEnd(RecordingEnd):

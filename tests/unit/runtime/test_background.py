@@ -52,14 +52,6 @@ async def test_one_step_does_not_hold_up_the_others():
     background.end(task)
 
 
-async def test_what_is_expected_to_fail_is_not_logged(caplog):
-    step = Steps(KeyError("gone"), KeyError("gone"))
-    task = background.begin("looks", background.forever(step, seconds=0, expected=LookupError))
-    await step.called(3)
-    background.end(task)
-    assert [r.message for r in caplog.records] == []
-
-
 async def test_a_task_that_ends_all_the_same_is_told_with_the_reason(caplog):
     task = background.begin("looks", background.forever(Steps(), seconds=9))
     assert background.find_ended_task() is None

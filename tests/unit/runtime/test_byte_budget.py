@@ -84,19 +84,6 @@ def test_bytes_count_as_they_arrive_and_not_as_they_are_announced() -> None:
     assert site.budget.held == 4
 
 
-def test_who_comes_when_all_is_taken_waits_until_something_is_given_back() -> None:
-    site = Site(10)
-    oldest, other, late = site.body(20), site.body(10), site.body(3)
-    assert oldest.send(5)
-    assert other.send(5)
-    assert not late.send(1)
-    assert site.budget.waiting == 1
-    other.holding.end()
-    site.time.pass_(0.1)
-    assert late.may_send
-    assert site.budget.waiting == 0
-
-
 def test_the_oldest_goes_on_beyond_the_limit_and_nobody_else_does() -> None:
     site = Site(10)
     oldest, other = site.body(30), site.body(30)
@@ -223,22 +210,6 @@ def test_giving_back_does_not_scan_all_waiting(
     assert all(body.may_send for body in waiting)
 
 
-def test_a_body_that_hardly_comes_any_more_is_cut_for_who_waits() -> None:
-    site = Site(100)
-    almost = [site.body(30) for _ in range(4)]
-    for body in almost:
-        body.send(29)
-    late = site.body(50)
-    assert not late.send(10)
-    site.time.pass_(3)
-    assert late.may_send
-    assert late.send(40)
-    cut = [body.error for body in almost if body.error is not None]
-    assert cut
-    assert all(isinstance(error, SlowBody) for error in cut)
-    assert set(site.cuts) == {Reason.SLOW}
-
-
 def test_body_at_the_least_rate_is_spared() -> None:
     site = Site(10 * MIB)
     slow, fast = site.body(100 * MIB), site.body(12 * MIB)
@@ -280,17 +251,6 @@ def test_only_as_many_slow_bodies_are_refused_as_needed() -> None:
     assert not late.send(20)
     site.time.pass_(3)
     assert [body.error is None for body in bodies] == [False, True]
-    assert late.may_send
-
-
-def test_rate_is_that_of_the_latest_seconds() -> None:
-    """A caller who sends much at once and then stops has a high rate on average."""
-    site = Site(100 * MIB)
-    burst, late = site.body(2**40), site.body(2 * MIB)
-    burst.send(100 * MIB)
-    late.send(MIB)
-    site.time.pass_(3)
-    assert isinstance(burst.error, SlowBody)
     assert late.may_send
 
 
@@ -355,17 +315,6 @@ def test_senders_that_nobody_knows_share_an_eighth_each() -> None:
     bodies[0].holding.verify()
     site.time.pass_(0.1)
     assert bodies[1].may_send
-
-
-def test_unending_body_does_not_lock_its_key() -> None:
-    site = Site(800)
-    for _ in range(3):
-        site.body(60, "key:a").send(50)
-    honest = site.body(30, "key:a")
-    honest.send(10)
-    site.time.pass_(3)
-    assert honest.error is None
-    assert honest.may_send
 
 
 def test_kept_bytes_count_until_taken() -> None:
@@ -456,23 +405,6 @@ def test_whatever_callers_do_the_sum_is_right_and_nobody_waits_for_ever(
     budget = play.site.budget
     assert (budget.held, budget.waiting, list(budget.all.arriving)) == (0, 0, [])
     play.site.time.pass_(1)
-
-
-@pytest.mark.parametrize("size", [100, 300])
-def test_all_honest_callers_finish(size: int) -> None:
-    """Each sends what it may, and each body is taken once it is complete."""
-    site = Site(256)
-    bodies = [site.body(size) for _ in range(6)]
-    for _ in range(100):
-        for body in bodies:
-            if body.may_send and body.holding.left and body.error is None:
-                body.send(min(20, body.holding.left))
-                if not body.holding.left:
-                    body.holding.end()
-        site.time.pass_(0.01)
-    assert all(body.holding.left == 0 for body in bodies)
-    assert site.cuts == []
-    assert site.budget.held == 0
 
 
 def test_many_refusals_have_few_lines(caplog: pytest.LogCaptureFixture) -> None:

@@ -12,13 +12,6 @@ from adapter.errors import BackendUnavailable
 from adapter.runtime.threads import Threads
 
 
-async def test_what_is_run_gives_its_result_or_error():
-    threads = Threads("test", 2)
-    assert await threads.run(divmod, 7, 2) == (3, 1)
-    with pytest.raises(ZeroDivisionError):
-        await threads.run(divmod, 7, 0)
-
-
 async def test_so_many_run_at_a_time_and_the_others_wait_their_turn():
     threads, go = Threads("test", 3), threading.Event()
     begun, all_in = [], threading.Barrier(4)

@@ -53,15 +53,6 @@ def test_stream_with_most_unread_is_cut():
     assert streams.unread.held == streams.budget.held == 0
 
 
-def test_a_caller_who_takes_is_never_cut():
-    streams = Streams(3000)
-    stream = streams.begin("one")
-    for _ in range(100):
-        stream.put(ANSWER)
-        assert stream.take() == ANSWER
-    assert streams.cut == []
-
-
 @pytest.mark.parametrize("others", [0, 1])
 def test_one_large_answer_is_cut_only_for_other_streams(others):
     streams = Streams(10_000)
@@ -70,15 +61,6 @@ def test_one_large_answer_is_cut_only_for_other_streams(others):
     stream = streams.begin("large")
     stream.put(bytes(20_000))
     assert streams.cut == ["large"] * others
-
-
-def test_a_stream_that_has_ended_keeps_nothing():
-    streams = Streams(10_000)
-    stream = streams.begin("one", 3)
-    stream.take()
-    stream.drop()
-    stream.drop()
-    assert streams.unread.held == streams.budget.held == 0
 
 
 def test_of_many_cuts_in_second_one_is_logged(caplog):

@@ -3,7 +3,7 @@ from collections.abc import Callable
 
 import pytest
 
-from adapter.errors import InferenceFailed, InvalidRequest, ModelNotFound
+from adapter.errors import InferenceFailed, ModelNotFound
 from adapter.telemetry.log import LogLimit
 
 NOT_FOUND, FAILED = ModelNotFound("no"), InferenceFailed("it raised", model_id="m")
@@ -48,17 +48,6 @@ def test_while_there_are_more_each_second_has_one_line(limit, later, caplog):
         assert admitted(limit, NOT_FOUND, count) == lines
         later.pass_by()
     assert [line.requests for line in caplog.records] == [5, 24, 4, 5]
-
-
-def test_another_error_has_twenty_of_its_own(limit):
-    admitted(limit, NOT_FOUND, 25)
-    assert admitted(limit, InvalidRequest("odd"), 25) == 20
-
-
-def test_nothing_is_summed_up_where_each_has_its_line(limit, later, caplog):
-    admitted(limit, NOT_FOUND, 20)
-    later.pass_by()
-    assert (caplog.records, later) == ([], [])
 
 
 def test_what_a_model_fails_with_has_lines_of_its_own(limit, later, caplog):

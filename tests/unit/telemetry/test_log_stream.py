@@ -3,7 +3,6 @@
 import io
 import logging
 import os
-import threading
 
 import pytest
 
@@ -40,17 +39,6 @@ def _logging_as_before():
     before = root.handlers[:], root.level
     yield
     root.handlers[:], root.level = before[0], before[1]
-
-
-def test_what_is_written_comes_out_in_order(pipe):
-    lines = [f"line {number}\n" for number in range(1000)]
-    reading = []
-    reader = threading.Thread(target=lambda: reading.append(pipe.take(len("".join(lines)))))
-    reader.start()
-    for line in lines:
-        pipe.stream.write(line)
-    reader.join(10)
-    assert reading == ["".join(lines)]
 
 
 def test_memory_is_bounded_by_bytes_too(pipe):

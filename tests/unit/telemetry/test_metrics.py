@@ -70,10 +70,6 @@ def test_a_series_is_there_before_its_first_event(series):
     assert scrape(Metrics())[series] == 0
 
 
-def test_a_pattern_of_a_failure_has_no_series_before_it_happens():
-    assert not [series for series in scrape(Metrics()) if "pattern=" in series]
-
-
 def test_models_are_counted_by_state():
     world = World()
     source = ModelSource("/")
@@ -131,12 +127,6 @@ def test_last_trace_of_bucket_is_its_exemplar():
         'triton_adapter_request_seconds_bucket{frontend="v2",le="0.5",method="infer"} 3.0 # '
         f'{{trace_id="{"b" * 32}"}} 0.3 '
     )
-
-
-def test_without_traces_there_are_no_exemplars():
-    metrics = Metrics()
-    metrics.traffic.served("v2", "infer").count(200, 0.3, 0.2)
-    assert "trace_id" not in exposed(metrics)
 
 
 def test_a_kind_of_memory_that_nobody_knows_is_missing_and_not_zero():
