@@ -98,13 +98,14 @@ def background(adapter: RunningAdapter, threads: int = 8) -> Iterator[Background
         yield Background(adapter, pool)
 
 
-def binary_request(count: int) -> tuple[bytes, int]:
+def binary_request(count: int, *, binary_output: bool = True) -> tuple[bytes, int]:
     """FP32 [count] for IN as raw bytes; the body and the length of its JSON part."""
     tensors = struct.pack("<f", 0.5) * count
+    output = ', "outputs": [{"name": "OUT", "parameters": {"binary_data": true}}]'
     header = (
         f'{{"inputs": [{{"name": "IN", "datatype": "FP32", "shape": [{count}], '
-        f'"parameters": {{"binary_data_size": {len(tensors)}}}}}], '
-        '"outputs": [{"name": "OUT", "parameters": {"binary_data": true}}]}'
+        f'"parameters": {{"binary_data_size": {len(tensors)}}}}}]'
+        f"{output if binary_output else ''}}}"
     ).encode()
     return header + tensors, len(header)
 

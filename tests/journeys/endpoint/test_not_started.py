@@ -2,6 +2,7 @@
 
 import os
 import signal
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from typing import Any
@@ -18,6 +19,7 @@ from tests.trees import infer_body
 
 pytestmark = pytest.mark.triton
 
+Start = Callable[..., Caller]
 ROOM_FOR_TWO = ("--memory-source=off", "--memory-limit=250MiB")
 PINNED = ("--pin=a.tar.gz", "--pin=b.tar.gz")
 TARGET = "X-Amzn-SageMaker-Target-Model"

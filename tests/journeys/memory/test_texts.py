@@ -24,6 +24,7 @@ from tests.running import COMPLETE, Reply, RunningAdapter, embedded_adapter
 
 pytestmark = pytest.mark.triton
 
+Failure = Callable[[Label], tuple[str, str]]
 _FRAMES = "\n" + "  File model.py, line 31, in forward\n" * 4_200  # 150 KB
 _AT_ONCE = 4  # loads that Triton works on at a time
 _CUT = re.compile(r" \.\.\. \(\d+ characters cut\)$")
@@ -39,6 +40,9 @@ class Outcome:
 
     is_out_of_memory: bool
     text: str | None
+
+
+Infer = Callable[[RunningAdapter, str, dict[str, object]], Outcome]
 
 
 def http_outcome(reply: Reply) -> Outcome:
