@@ -37,28 +37,6 @@ def test_a_config_is_read_as_it_is(raw, tmp_path):
     assert read_config(written(tmp_path, raw)).encode() == raw
 
 
-@pytest.mark.parametrize(
-    ("raw", "reason"),
-    [
-        (b"", "config.pbtxt: it is empty"),
-        (b" \r\n", "config.pbtxt: it is empty"),
-        (b"\xef\xbb\xbf\n", "config.pbtxt: it is empty"),
-        (b"# \xff", "config.pbtxt: it is not valid UTF-8: byte 2 is 0xff"),
-        (b"#" * (MAX_CONFIG_BYTES + 1), "config.pbtxt: it is larger than 1048576 bytes"),
-    ],
-)
-def test_a_file_that_is_no_text_is_refused_by_name_and_reason(raw, reason, tmp_path):
-    path = written(tmp_path, raw)
-    with pytest.raises(InvalidModel) as caught:
-        read_config(path)
-    assert str(caught.value).removeprefix(f"{path.parent}/") == reason
-
-
-def test_the_disk_has_its_own_errors(tmp_path):
-    with pytest.raises(FileNotFoundError):
-        read_config(tmp_path / "config.pbtxt")
-
-
 # --- parsing
 
 
@@ -79,11 +57,6 @@ def test_config_is_parsed_whatever_mark_it_begins_with():
 def test_blank_is_allowed_behind_a_minus(text, dims):
     """Triton's parser allows it; Python's does not."""
     assert list(parse(f"input {{ {text} }}", PATH).config.input[0].dims) == dims
-
-
-def test_an_ensemble_is_a_model_like_any_other():
-    text = 'platform: "ensemble" ensemble_scheduling { step [ { model_name: "a" } ] }'
-    assert parse(text, PATH).config.ensemble_scheduling.step[0].model_name == "a"
 
 
 @rows(
@@ -130,11 +103,6 @@ def test_what_is_no_configuration_is_refused_by_place_and_reason(text, reason):
 )
 def test_a_reason_is_short_however_long_the_line(text):
     assert len(refusal(text)) < 400
-
-
-@pytest.mark.parametrize("text", ["a {" * 1000, "a {" * 1000 + "}" * 1000])
-def test_a_config_nested_too_deeply_is_refused(text):
-    assert refusal(text) == "m/config.pbtxt: it is nested too deeply"
 
 
 # --- what a newer schema may know

@@ -1,12 +1,9 @@
 """Counts and sizes in a config that would end Triton, and those of ordinary models."""
 
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from google.protobuf import text_format
-from google.protobuf.descriptor import FieldDescriptor
 from tritonclient.grpc.model_config_pb2 import DataType, ModelConfig
 
 from adapter.errors import InvalidModel
@@ -140,73 +137,3 @@ def test_width_of_every_type_counts(kind):
     refuse(warmup(str(MAX_WARMUP_BYTES // width), kind=name))
     with pytest.raises(InvalidModel, match="model_warmup"):
         refuse(warmup(str(MAX_WARMUP_BYTES // width + 1), kind=name))
-
-
-# Triton allocates by these: they are bounded here or, for the dims of tensors, in config_rules.
-COUNTED = {
-    "max_batch_size",
-    "input.dims",
-    "input.reshape.shape",
-    "output.dims",
-    "output.reshape.shape",
-    "dynamic_batching.preferred_batch_size",
-    "sequence_batching.oldest.max_candidate_sequences",
-    "sequence_batching.state.dims",
-    "sequence_batching.state.initial_state.dims",
-    "instance_group.count",
-    "instance_group.gpus",
-    "model_warmup.batch_size",
-    "model_warmup.inputs.value.dims",
-    "model_warmup.count",
-}
-# Numbers, limits and times that Triton only compares with.
-COMPARED = {
-    "version_policy.latest.num_versions",
-    "version_policy.specific.versions",
-    "optimization.graph.level",
-    "optimization.cuda.graph_spec.batch_size",
-    "optimization.cuda.graph_spec.input.value.dim",
-    "optimization.cuda.graph_spec.graph_lower_bound.batch_size",
-    "optimization.cuda.graph_spec.graph_lower_bound.input.value.dim",
-    "optimization.gather_kernel_buffer_threshold",
-    "dynamic_batching.max_queue_delay_microseconds",
-    "dynamic_batching.priority_levels",
-    "dynamic_batching.default_priority_level",
-    "dynamic_batching.default_queue_policy.default_timeout_microseconds",
-    "dynamic_batching.default_queue_policy.max_queue_size",
-    "dynamic_batching.priority_queue_policy.key",
-    "dynamic_batching.priority_queue_policy.value.default_timeout_microseconds",
-    "dynamic_batching.priority_queue_policy.value.max_queue_size",
-    "sequence_batching.direct.max_queue_delay_microseconds",
-    "sequence_batching.oldest.preferred_batch_size",
-    "sequence_batching.oldest.max_queue_delay_microseconds",
-    "sequence_batching.max_sequence_idle_microseconds",
-    "sequence_batching.control_input.control.int32_false_true",
-    "ensemble_scheduling.step.model_version",
-    "ensemble_scheduling.max_inflight_requests",
-    "instance_group.rate_limiter.resources.count",
-    "instance_group.rate_limiter.priority",
-    "instance_group.secondary_devices.device_id",
-}
-INTEGERS = {
-    *(FieldDescriptor.CPPTYPE_INT32, FieldDescriptor.CPPTYPE_INT64),
-    *(FieldDescriptor.CPPTYPE_UINT32, FieldDescriptor.CPPTYPE_UINT64),
-}
-
-
-def integer_fields(message: Any, above: str, parents: tuple[Any, ...]) -> Iterator[str]:
-    for field in message.fields:
-        place = above + field.name
-        if field.cpp_type in INTEGERS:
-            yield place
-        elif field.message_type is not None and field.message_type not in parents:
-            yield from integer_fields(
-                field.message_type, f"{place}.", (*parents, field.message_type)
-            )
-
-
-def test_every_integer_field_is_counted_or_compared():
-    """Decide of a new field whether Triton allocates by it, and bound it if it does."""
-    fields = sorted(integer_fields(ModelConfig.DESCRIPTOR, "", ()))
-
-    assert sorted([*COUNTED, *COMPARED]) == fields

@@ -10,7 +10,6 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig, ModelInstanceGroup
 
 from adapter.packages.config_text import (
     fields_of,
-    quoted,
     rename_steps,
     tokens_of,
     with_gpu,
@@ -178,11 +177,6 @@ def test_parameters_are_lines_of_their_own_at_end(text, expected):
     assert with_parameters(text, {}) == text
 
 
-def test_a_parameter_overrules_that_of_the_text():
-    text = with_parameters(with_parameters("", {"k": "old"}), {"k": "new"})
-    assert text_format.Parse(text, ModelConfig()).parameters["k"].string_value == "new"
-
-
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
@@ -245,21 +239,6 @@ def test_tensors_take_place_of_those_of_text(text, expected):
 )
 def test_each_group_that_is_not_for_cpus_names_the_gpu(text, expected):
     assert with_gpu(text, 3) == expected
-
-
-@rows(
-    "text",
-    [
-        "instance_group [{kind: KIND_GPU}]\n",
-        "instance_group [{count: 2}]\n",
-        "instance_group{kind:KIND_GPU}\n",
-        "instance_group [ { kind: KIND_GPU } ]\n",
-    ],
-)
-def test_gpu_is_read_by_parser_in_every_spelling(text):
-    """A number is a word of its own only with a blank behind it: `1kind` is none."""
-    group = text_format.Parse(with_gpu(text, 1), ModelConfig()).instance_group[0]
-    assert list(group.gpus) == [1]
 
 
 @rows(
@@ -365,11 +344,6 @@ def test_the_rest_means_the_same(layout):
 _PIECES = ['names: "name"', "Name :", "'name'", '"', "{", "}", ";", "\\", '# name: "x"\n']
 
 
-@given(st.lists(st.sampled_from(_PIECES)).map("".join))
-def test_any_text_in_which_no_field_is_called_name_stays(text):
-    assert without_name(text) == text
-
-
 def _parsed(text):
     return text_format.Parse(text, ModelConfig())
 
@@ -387,36 +361,6 @@ def test_a_renamed_config_differs_in_the_names_of_its_steps_only(layout, names, 
     for step in steps:
         step.model_name = names.get(step.model_name, step.model_name)
     assert renamed == config
-
-
-@given(_layouts(), st.dictionaries(_TEXTS, _TEXTS, max_size=3), st.sampled_from(["", "# x", "#\n"]))
-@pytest.mark.slow
-def test_parameters_are_added_and_nothing_else(layout, parameters, end):
-    config, text = layout
-    edited = with_parameters(text + end, parameters)
-    assert edited.startswith(text + end)
-    for key, value in parameters.items():
-        config.parameters[key].string_value = value
-    assert _parsed(edited) == config
-
-
-@given(
-    _layouts(), st.none() | st.lists(_TEXTS, max_size=2), st.none() | st.lists(_TEXTS, max_size=2)
-)
-@pytest.mark.slow
-def test_tensors_are_replaced_and_nothing_else(layout, inputs, outputs):
-    config, text = layout
-    texts = [
-        names if names is None else f"[{', '.join(f'{{ name: {quoted(n)} }}' for n in names)}]"
-        for names in (inputs, outputs)
-    ]
-    edited = with_tensors(text, *texts)
-    for field, names in (("input", inputs), ("output", outputs)):
-        if names is not None:
-            config.ClearField(field)
-            for name in names:
-                getattr(config, field).add(name=name)
-    assert _parsed(edited) == config
 
 
 @given(_layouts())

@@ -2,17 +2,7 @@
 
 import pytest
 
-from tests.unit.packages.looking import PYTHON, look, make, refusal
-
-
-@pytest.mark.parametrize("name", ["", "0", "01", "-1", "v1", "1.0", "²"])
-def test_a_version_folder_is_a_positive_integer(name, root):
-    folder = make(root / "m", files=[f"{name}/model.py"] if name else [])
-    (folder / "2").touch()
-    text = refusal(folder, root)
-    assert f"{folder}: add a version folder such as 1; it holds 2, config.pbtxt" in text.replace(
-        f"holds {name}, ", "holds "
-    )
+from tests.unit.packages.looking import look, make, refusal
 
 
 @pytest.mark.parametrize(
@@ -75,13 +65,3 @@ def test_file_is_needed_when_runtime_is_usual_one(root):
     config = 'backend: "pytorch" runtime: "libtriton_pytorch.so"'
     text = refusal(make(root / "m", config, files=["1/model.bin"]), root)
     assert "model.pt in version 1" in text
-
-
-def test_labels_and_warmup_data_must_be_there(root):
-    label = 'output { name: "a" label_filename: "labels.txt" }'
-    warmup = 'model_warmup { name: "w" inputs { key: "a" value { input_data_file: "data" } } }'
-    text = PYTHON + label + warmup
-    assert "m/labels.txt: no such file" in refusal(make(root / "m", text), root)
-    files = ["1/model.py", "labels.txt"]
-    assert "m/warmup/data: no such file" in refusal(make(root / "m", text, files), root)
-    look(make(root / "m", text, [*files, "warmup/data"]), root)

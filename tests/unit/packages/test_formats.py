@@ -31,18 +31,6 @@ def links(*pairs):
     )
 
 
-@pytest.mark.parametrize(
-    ("name", "model_type", "path"),
-    [
-        ("frozen", "tensorflow", "1/model.graphdef"),
-        ("model.plan", "tensorrt", "1/model.plan"),
-    ],
-)
-def test_single_file_is_laid_out_by_its_type(name, model_type, path):
-    found = layout(name, None, model_type)
-    assert (found.links, found.backend) == (((path, ()),), model_type)
-
-
 PYTHON = 'backend: "python"\n'
 PYTORCH = 'backend: "pytorch"\n'
 DALI = 'backend: "dali"\n'
@@ -72,9 +60,7 @@ def fil(model_type):
         ("model.graphdef labels.txt", [("1", ".")], "tensorflow", None),
         ("net.graphdef", [("1/model.graphdef", "net.graphdef")], "tensorflow", None),
         ("net.pth", [("1/model.pt", "net.pth")], "pytorch", PYTORCH),
-        ("net.torchscript", [("1/model.pt", "net.torchscript")], "pytorch", PYTORCH),
         ("4/net.pt 4/classes", [("4/model.pt", "4/net.pt")], "pytorch", PYTORCH),
-        ("net.engine", [("1/model.plan", "net.engine")], "tensorrt", None),
         ("any/net.plan", [("1/model.plan", "any/net.plan")], "tensorrt", None),
         (
             "net.xml net.bin",
@@ -203,7 +189,6 @@ def test_folder_unlike_a_version_is_any_folder(name):
 @pytest.mark.parametrize(
     ("files", "model_type", "message"),
     [
-        pytest.param("", "tensorflow", "m: it holds no files", id="row 11"),
         pytest.param(
             "model.x variables",
             "onnx",
@@ -219,13 +204,11 @@ def test_folder_unlike_a_version_is_any_folder(name):
             "onnx",
             "folder with a config.pbtxt; it holds several models: a.onnx, b.onnx",
         ),
-        ("a.onnx model.onnx", None, "it holds several models: a.onnx, model.onnx"),
         ("a.onnx b.plan", None, "it holds several models: a.onnx, b.plan"),
         ("x/a.onnx y/a.onnx", None, "it holds several models: x/a.onnx, y/a.onnx"),
         ("2/a.onnx 2/b.onnx", None, "it holds several models: 2/a.onnx, 2/b.onnx"),
         ("net.h5", "keras", "m: expected saved_model.pb beside variables; found net.h5"),
         ("net.xml other.bin", "openvino", "m: expected *.xml beside its .bin; found net.xml,"),
-        ("net.bst", "xgboost", "m: expected *.json or *.ubj or *.model; found net.bst"),
         ("1/main.py 1/x", "python", "m/1: expected model.py; found main.py, x"),
         ("a b", "tensorflow", "beside variables or *.graphdef or *.pb; found a, b"),
         ("1/2/x 1/y", "tensorflow", "m/1: expected saved_model.pb beside variables or"),
@@ -242,11 +225,6 @@ def test_what_cannot_be_served_is_refused_with_file_and_reason(files, model_type
         layout("m", folder(*files.split()), model_type)
     assert message in str(caught.value)
     assert str(caught.value).encode()
-
-
-def test_a_single_file_of_no_use_to_its_type_is_refused():
-    with pytest.raises(InvalidModel, match=r"^net\.h5: expected .*; found net\.h5$"):
-        layout("net.h5", None, "keras")
 
 
 NAMES = st.sampled_from(

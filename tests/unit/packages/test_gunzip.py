@@ -24,12 +24,6 @@ def test_what_was_packed_is_read(data):
     assert unpacked(gzip.compress(data, 1)) == data
 
 
-@pytest.mark.parametrize("level", [0, 9])
-def test_what_was_packed_at_any_level_is_read(level):
-    data = RANDOM[: MIB // 2] + bytes(MIB)
-    assert unpacked(gzip.compress(data, level)) == data
-
-
 @pytest.mark.parametrize("between", [b"", bytes(1), bytes(MIB)])
 def test_members_that_are_strung_together_are_one(between):
     members = [gzip.compress(b"a"), gzip.compress(b""), PACKED, gzip.compress(b"c")]

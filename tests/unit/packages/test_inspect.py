@@ -1,13 +1,9 @@
 """What a package must be to be served, on real trees."""
 
-import json
-import os
-
 import pytest
 
-from adapter.core.model import Link, ModelSource, Role
+from adapter.core.model import Link, Role
 from adapter.errors import InvalidModel
-from adapter.packages.inspect import inspect
 from tests.cases import rows
 from tests.packages.staged import ensemble
 from tests.unit.packages.looking import PYTHON, look, make, refusal
@@ -55,10 +51,6 @@ def test_a_python_model_of_which_nobody_knows_the_tensors_is_odd(root, config):
     assert "or in auto_complete_config of its Python" in warning
     (model / "1" / "base.py").write_text("def auto_complete_config(config): ...")
     assert look(model, root).warnings == ()
-
-
-def test_a_python_model_whose_config_has_tensors_is_not_odd(root):
-    assert look(make(root / "m", TELLING, files=["1/model.py"]), root).warnings == ()
 
 
 @pytest.mark.parametrize("config", [None, 'platform: "pytorch_libtorch"'])
@@ -132,30 +124,12 @@ def test_only_folder_with_config_is_model(root):
     assert part.links == (Link("1", str(folder / "1")),)
 
 
-def test_the_model_behind_a_link_is_shown_where_it_really_is(root):
-    folder = make(root / "m")
-    (root / "archive").mkdir()
-    (root / "archive" / "m").symlink_to(folder)
-    (part,) = look(root / "archive", root).parts
-    assert part.links == (Link("1", str(folder / "1")),)
-
-
 def test_one_folder_around_several_models_does_not_count(root):
     make(root / "m" / "all" / "one")
     make(root / "m" / "all" / "two", ensemble("one"), files=())
     (root / "m" / "__MACOSX").mkdir()
     package = look(root / "m", root)
     assert [part.own_name for part in package.parts] == ["one", "two"]
-
-
-def test_a_folder_without_a_config_is_laid_out_by_its_format(root):
-    (root / "m").mkdir()
-    (root / "m" / "net.onnx").write_text("x")
-    package = look(root / "m", root)
-    (part,) = package.parts
-    assert part.links == (Link("1/model.onnx", str(root / "m" / "net.onnx")),)
-    assert (part.config_text, package.backends) == (None, {"onnxruntime"})
-    assert "m: expected *.json or" in refusal(root / "m", root, model_type="xgboost")
 
 
 # --- several models
@@ -211,50 +185,11 @@ def test_what_the_models_declare_is_added_up(root):
 # --- the schema
 
 
-TENSORS = {"inputs": [{"name": "IN", "datatype": "FP32", "shape": [3]}]}
-
-
-def test_a_schema_in_the_folder_makes_the_config_and_is_not_shown(root):
-    (root / "m").mkdir()
-    (root / "m" / "net.onnx").write_text("x")
-    (root / "m" / "_schema.json").write_text(json.dumps(TENSORS))
-    (part,) = look(root / "m", root).parts
-    assert part.config_text.startswith('backend: "onnxruntime"\ninput [')
-    assert [link.path for link in part.links] == ["1/model.onnx"]
-
-
-def test_a_schema_replaces_the_tensors_of_a_config(root):
-    folder = make(root / "m", PYTHON + 'input { name: "OLD" } output { name: "OUT" }')
-    (folder / "_schema.json").write_text(json.dumps(TENSORS))
-    (part,) = look(folder, root).parts
-    assert '"IN"' in part.config_text
-    assert '"OLD"' not in part.config_text
-    assert '"OUT"' in part.config_text
-    assert [link.path for link in part.links] == ["1"]
-
-
-def test_a_schema_may_lie_elsewhere(root):
-    folder = make(root / "m")
-    (root / "schema of m").write_text(json.dumps(TENSORS))
-    schema = str(root / "schema of m")
-    (part,) = look(folder, root, schema=schema).parts
-    assert '"IN"' in part.config_text
-
-
 def test_a_schema_that_is_no_file_is_refused(root):
     folder = make(root / "m")
     (root / "folder").mkdir()
     assert "folder: Is a directory" in refusal(folder, root, schema=str(root / "folder"))
     assert "absent: No such file" in refusal(folder, root, schema=str(root / "absent"))
-
-
-@pytest.mark.timeout(10)
-def test_a_schema_that_is_a_pipe_is_refused_and_not_waited_for(root):
-    folder = make(root / "m")
-    os.mkfifo(root / "pipe")
-    source = ModelSource(str(folder), schema=str(root / "pipe"))
-    with pytest.raises(InvalidModel, match="pipe: it is neither a file nor a folder"):
-        inspect(source, folder, [str(root)])
 
 
 # --- hints
@@ -268,17 +203,6 @@ def test_each_hint_gives_another_key(root):
 
 
 # --- the config
-
-
-@pytest.mark.parametrize(
-    ("config", "reason"),
-    [
-        ("", "config.pbtxt: it is empty"),
-        ("\nbackend: 3", "config.pbtxt:2:10: Expected string but found: '3'"),
-    ],
-)
-def test_a_config_that_cannot_be_read_says_where_and_why(config, reason, root):
-    assert reason in refusal(make(root / "m", config), root)
 
 
 @pytest.mark.parametrize(

@@ -31,60 +31,36 @@ CONFIGS = {
     # -- spellings of the text format
     "with comments": f'# a model\nname: "m"  # its name\n{PYTHON}# the end',
     "of Windows": PYTHON.replace("\n", "\r\n"),
-    "with tabs and no blanks": 'backend:"python"\tinput{name:"IN"data_type:TYPE_FP32\tdims:-1}',
     "with colons before braces": 'backend: "python" input: { name: "IN" data_type: 11, dims: 1 };',
     "with angle brackets": 'backend: "python" input < name: "IN" data_type: TYPE_FP32 dims: 1 >',
-    "in single quotes": "name: 'm' backend: 'python'\n" + TENSORS,
-    "with joined strings": 'backend: "py" "thon"\n' + TENSORS,
     "with escapes": PYTHON + 'parameters { key: "a\\"b" value { string_value: "\\303\\251\\n" } }',
     "with a blank behind the minus": PYTHON.replace("-1", "- 1"),
     "with a byte order mark": "\ufeff" + PYTHON,
     "with a field of a newer Triton": PYTHON + 'tomorrow { a: [ 1, 2 ] b: "c" }\n',
     # -- backends
     "of onnxruntime by platform": ONNX,
-    "of onnxruntime with a file": ONNX + 'default_model_filename: "net.onnx"\n',
     "of tensorrt": PLAN,
-    "of tensorrt for two GPUs": PLAN + 'cc_model_filenames { key: "8.6" value: "a.plan" }\n',
     "of pytorch": 'platform: "pytorch_libtorch"\n' + TENSORS,
     "of pytorch in Python": 'backend: "pytorch"\nruntime: "model.py"\n' + TENSORS,
-    "of tensorflow": 'platform: "tensorflow_graphdef"\n' + TENSORS,
-    "of openvino": 'backend: "openvino"\n' + TENSORS,
-    "of fil": 'backend: "fil"\n'
-    'parameters { key: "model_type" value { string_value: "xgboost" } }\n',
-    "of dali": 'backend: "dali"\n' + TENSORS,
     "of vllm": 'backend: "vllm"\ninstance_group [ { count: 1 kind: KIND_MODEL } ]\n',
     "of a backend of its own": 'backend: "own"\nruntime: "libtriton_own.so"\n' + TENSORS,
     # -- fields
     "with dynamic batching": f"max_batch_size: 8\n{PYTHON}"
     "dynamic_batching { preferred_batch_size: [ 4, 8 ] max_queue_delay_microseconds: 100 }\n",
-    "with a queue policy": f"max_batch_size: 8\n{PYTHON}dynamic_batching {{ priority_levels: 2"
-    " default_priority_level: 1 default_queue_policy { timeout_action: REJECT"
-    " default_timeout_microseconds: 9 max_queue_size: 8 } }\n",
     "with ragged batching": PLAN.replace("dims:", "allow_ragged_batch: true dims:"),
     "with sequences": f"max_batch_size: 4\n{PYTHON}" + SEQUENCE % "  direct { }\n",
-    "with the oldest sequence first": PYTHON
-    + SEQUENCE % "  oldest { max_candidate_sequences: 4 }\n",
     "with states": f"max_batch_size: 4\n{PYTHON}"
     + SEQUENCE
     % '  state [ { input_name: "S" output_name: "T" data_type: TYPE_INT32 dims: [ 1 ] } ]\n',
     "decoupled": PYTHON + "model_transaction_policy { decoupled: True }\n",
     "with instances on CPUs": PYTHON + "instance_group [ { kind: KIND_CPU count: 2 } ]\n",
-    "with instances on GPUs": PLAN
-    + "instance_group [ { count: 1 kind: KIND_GPU gpus: [ 0, 1 ] } ]",
-    "with a rate limiter": PYTHON + "instance_group [ { kind: KIND_CPU rate_limiter {"
-    ' resources [ { name: "R" count: 2 global: true } ] priority: 1 } } ]\n',
-    "with profiles": PLAN + 'instance_group [ { kind: KIND_GPU profile: [ "0", "1" ] } ]\n',
     "with versions": PYTHON + "version_policy: { all { } }\n",
     "with labels": PYTHON.replace('"OUT"', '"OUT" label_filename: "labels.txt"'),
     "with warm-up": PYTHON + 'model_warmup [ { name: "w" batch_size: 1 inputs { key: "IN"'
     " value { data_type: TYPE_FP32 dims: [ 1, 3 ] zero_data: true } } } ]\n",
-    "with optimization": ONNX + "optimization { graph { level: 1 } execution_accelerators {"
-    ' gpu_execution_accelerator [ { name: "tensorrt"'
-    ' parameters { key: "precision_mode" value: "FP16" } } ] } }\n',
     "with the response cache": PYTHON + "response_cache { enable: true }\n",
     "with an environment": PYTHON + 'parameters { key: "EXECUTION_ENV_PATH"'
     ' value { string_value: "$$TRITON_MODEL_DIRECTORY/env.tar.gz" } }\n',
-    "with metrics": PYTHON + 'metric_tags { key: "team" value: "a" }\n',
     "with a reshape": PYTHON.replace("dims: [ -1, 2 ]", "dims: [ 2 ] reshape { shape: [ 1, 2 ] }"),
     "with what the adapter reads": PYTHON
     + 'parameters { key: "memory_bytes" value { string_value: "1MiB" } }\n',

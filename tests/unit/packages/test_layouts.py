@@ -355,15 +355,3 @@ async def test_a_tree_is_staged_as_modelmesh_does(packages, row, tmp_path, repos
     await check_row(packages, row, tmp_path / "models" / "m", repository)
     await packages.remove(name_of(row))
     assert list(repository.iterdir()) == []
-
-
-async def test_all_rows_one_after_another_under_one_name(packages, tmp_path, repository):
-    name, model_id = TritonName("m"), ModelId("m")
-    for row in ROWS:
-        if row.is_refused:
-            continue
-        folder = tmp_path / "models" / name_of(row)
-        row.make(folder)
-        package = await packages.prepare(name, model_id, row.source(folder))
-        await packages.place(name, model_id, package)
-        check(row, folder, repository / "m")

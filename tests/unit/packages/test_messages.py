@@ -3,9 +3,6 @@
 import os
 from pathlib import Path
 
-import pytest
-
-from adapter.errors import InvalidModel
 from adapter.packages import messages
 from adapter.packages.messages import (
     cut,
@@ -13,7 +10,6 @@ from adapter.packages.messages import (
     invalid_model,
     listed,
     quoted_list,
-    refuse_faults,
     shown,
 )
 from tests.cases import rows
@@ -53,12 +49,6 @@ def test_remedy_comes_before_the_fault():
     error = invalid_model(Path("m/1"), "it is empty", remedy="add a model.py")
     assert str(error) == "m/1: add a model.py; it is empty"
     assert str(invalid_model("a\udcff", "it is empty")) == r"a\xff: it is empty"
-
-
-def test_first_fault_is_refused():
-    refuse_faults("m", [])
-    with pytest.raises(InvalidModel, match=r"m: first$"):
-        refuse_faults("m", ["first", "second"])
 
 
 def test_every_invalid_model_is_made_by_messages():

@@ -70,12 +70,6 @@ def test_a_package_of_several_models_stays_one_package(root):
     assert look(package, root, helpers=()) == look(package, root)
 
 
-def test_a_step_that_is_nowhere_is_named(root):
-    whole = make(root / "whole", ensemble("pre"))
-    make(root / "other")
-    assert "has the step 'pre', which is not in the package" in refusal(whole, root, helpers=())
-
-
 def test_a_helper_that_is_nowhere_is_named(root):
     main = make(root / "main")
     make(root / "encoder")

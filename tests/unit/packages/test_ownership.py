@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from adapter.core.memory import HOST, NO_BYTES, Device
+from adapter.core.memory import HOST, Device
 from adapter.core.model import ModelId, ModelSource, Placement, StagedModel, TritonName
 from adapter.errors import BackendError, InvalidRequest
 from adapter.packages.contents import MARKER
@@ -21,7 +21,7 @@ from adapter.packages.repository import (
     ownership_of,
 )
 from adapter.packages.staging import Packages
-from tests.packages.staged import ensemble, make, place, prepare, put, remove, tree
+from tests.packages.staged import make, place, prepare, put, remove, tree
 
 NAME = TritonName("a")
 HELD = {Device("GPU-1"): 7, HOST: 8}
@@ -63,12 +63,6 @@ def test_a_note_says_what_was_noted(tmp_path):
 
 
 LOADED = Loaded(SOURCE, can_load_again=True, content_key="key", held=HELD)
-
-
-def test_a_note_says_what_triton_serves(tmp_path):
-    ours = Ownership("a", "a", ("a",), (), LOADED)
-    note_ownership(tmp_path, ours)
-    assert ownership_of(tmp_path) == ours
 
 
 @pytest.mark.parametrize(
@@ -114,11 +108,6 @@ def test_note_without_load_means_not_loaded(tmp_path):
 def test_note_that_is_none_makes_no_folder_ours(marker, tmp_path):
     (tmp_path / MARKER).write_bytes(marker)
     assert ownership_of(tmp_path) is None
-
-
-def test_a_folder_without_a_note_is_not_ours(tmp_path):
-    assert ownership_of(tmp_path) is None
-    assert ownership_of(tmp_path / "absent") is None
 
 
 def test_folder_is_cleared_but_for_what_is_kept(tmp_path):
@@ -176,14 +165,6 @@ async def test_a_name_that_somebody_else_has_is_refused_and_not_touched(
     assert [model.name for model in await packages.staged()] == ["ours"]
 
 
-async def test_marker_in_package_is_not_taken_for_ours(packages, root, repository):
-    source = make(root / "m")
-    (source / MARKER).write_text("theirs")
-    await place(packages, "a", source)
-    assert (source / MARKER).read_text() == "theirs"
-    assert [model.model_id for model in await packages.staged()] == ["id of a"]
-
-
 async def test_marker_that_is_link_makes_no_folder_ours(packages, root, repository):
     await place(packages, "ours", make(root / "m"))
     (repository / "a").mkdir()
@@ -214,16 +195,6 @@ async def test_a_helpers_name_is_refused_to_others_by_its_packages_name(packages
         await place(packages, "helper", root / "m" / "main")
     await remove(packages, "helper")
     assert tree(repository) == before
-
-
-async def test_a_package_of_several_models_is_listed_once_with_its_placement(
-    packages, root, repository
-):
-    make(root / "m" / "one")
-    make(root / "m" / "whole", ensemble("one"))
-    placement = await place(packages, "a", root / "m")
-    (staged,) = await Packages(repository, []).staged()
-    assert staged == StagedModel(TritonName("a"), ModelId("id of a"), placement)
 
 
 async def test_a_package_that_was_only_prepared_is_listed_to_be_cleared(packages, root, repository):
@@ -268,13 +239,6 @@ async def test_what_was_confirmed_is_found_by_next_run(packages, root, repositor
     (staged,) = await packages.staged()
     assert staged.held == {HOST: 9}
     assert set(tree(repository / "a")) == {"1", "config.pbtxt", MARKER}
-
-
-async def test_what_was_not_confirmed_is_not_loaded(packages, root):
-    placement = await place(packages, "a", make(root / "m"))
-    (staged,) = await packages.staged()
-    assert staged == StagedModel(NAME, ModelId("id of a"), placement)
-    assert (staged.is_loaded, staged.can_load_again, staged.held) == (False, False, NO_BYTES)
 
 
 @pytest.mark.parametrize("brought", [{"config": "x" * 9999}, {"files": (("1/model.py", b"x"),)}])
@@ -353,13 +317,3 @@ async def test_folders_that_were_half_made_are_swept_away_at_the_start(packages,
     assert [model.name for model in await packages.staged()] == ["ours"]
     assert {path.name for path in repository.iterdir()} == {"ours", left[2].name, left[3].name}
     assert (root / "m" / "config.pbtxt").exists()
-
-
-async def test_what_was_half_made_hinders_nobody(packages, root, repository):
-    (repository / ".ta-half-a").mkdir()
-    note_ownership(repository / ".ta-half-a", Ownership("a", "old"))
-    await place(packages, "a", make(root / "m"))
-    (repository / ".ta-half-a").mkdir()
-    note_ownership(repository / ".ta-half-a", Ownership("a", "old"))
-    await remove(packages, "a")
-    assert tree(repository) == {}

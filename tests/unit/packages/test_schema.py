@@ -63,23 +63,15 @@ def test_a_schema_may_say_nothing(fields):
 @rows(
     ("junk", "reason"),
     [
-        (b"", "s.json: it is not valid JSON: Expecting value: line 1"),
         (b'{"inputs": [}', "s.json: it is not valid JSON: Expecting value: line 1 column 13"),
-        (b"{}{}", "s.json: it is not valid JSON: Extra data"),
-        (b'{"a": "\xff"}', "s.json: it is not valid JSON: "),
         (b'{"a": ' + b"9" * 5000 + b"}", "s.json: it is not valid JSON: "),
-        (b"[" * 100_000, "s.json: it is nested too deeply"),
-        (b"[]", "s.json: it is not a JSON object"),
         (b"null", "s.json: it is not a JSON object"),
         (raw(inputs={}), "s.json: inputs is not a list"),
         (raw(inputs=[], outputs="A"), "s.json: outputs is not a list"),
         (raw(inputs=[tensor(), "A"]), "s.json: inputs[1]: it is not a JSON object"),
-        (raw(outputs=[{}]), "s.json: outputs[0]: it has no name"),
         (raw(inputs=[tensor(name="")]), "s.json: inputs[0]: it has no name"),
         (raw(inputs=[tensor(name=3)]), "s.json: inputs[0]: it has no name"),
         (raw(inputs=[tensor(name="\ud800")]), "s.json: inputs[0]: its name is not valid Unicode"),
-        (raw(inputs=[tensor()] * 2), "s.json: inputs[1]: there is another 'A'"),
-        (raw(inputs=[tensor(datatype="FP31")]), 's.json: inputs[0]: datatype "FP31" is none of '),
         (raw(inputs=[tensor(datatype="fp32")]), 's.json: inputs[0]: datatype "fp32" is none of '),
         (raw(inputs=[tensor(datatype=[])]), "s.json: inputs[0]: datatype [] is none of BOOL,"),
         (raw(inputs=[{"name": "A"}]), "s.json: inputs[0]: datatype null is none of "),
@@ -120,13 +112,6 @@ def test_every_datatype_of_v2_and_of_triton_has_its_type(datatype, expected):
     assert parsed(config_for(schema, "b")).input[0].data_type == DataType.Value(expected)
 
 
-# --- the config of a model that has none
-
-
-def test_schema_without_tensors_makes_config_of_backend_alone():
-    assert config_for(parse_schema(b"{}", "s"), "onnxruntime") == 'backend: "onnxruntime"\n'
-
-
 # --- beside a config
 
 
@@ -134,13 +119,6 @@ BATCHED = Schema(
     (Tensor("INPUT", "FP32", (-1, 64, 64)), Tensor("TYPE", "INT8", (-1, 1))),
     (Tensor("OUTPUT", "INT64", (-1, 10)),),
 )
-
-
-def test_with_batching_first_dimension_is_batch_and_goes():
-    assert merge(BATCHED, 100, "c") == Schema(
-        (Tensor("INPUT", "FP32", (64, 64)), Tensor("TYPE", "INT8", (1,))),
-        (Tensor("OUTPUT", "INT64", (10,)),),
-    )
 
 
 def test_without_batching_all_dimensions_stay():

@@ -2,14 +2,12 @@
 
 import asyncio
 import json
-import os
 import resource
 import shutil
 import subprocess
 import sys
 import tempfile
 import threading
-import zipfile
 from pathlib import Path
 from typing import ClassVar
 
@@ -116,14 +114,6 @@ async def test_link_moved_after_place_does_not_move_model(packages, root, reposi
     assert (repository / "a" / "1").resolve() == root / "v1" / "1"
 
 
-async def test_a_name_that_is_not_utf8_is_staged(packages, root, repository):
-    source = make(root / "m")
-    odd = os.fsdecode(b"\xff")
-    (source / odd).write_text("x")
-    await place(packages, "a", source)
-    assert (repository / "a" / odd).read_text() == "x"
-
-
 @pytest.mark.parametrize("room", [0, 2000], ids=["for nothing", "for the marker only"])
 async def test_full_disk_fails_load_and_leaves_nothing(room, packages, root, repository):
     """A limit on file size stands in for the full disk: the same call fails, with an OSError."""
@@ -149,25 +139,12 @@ async def test_package_that_vanished_fails_load_and_leaves_nothing(root, reposit
     assert tree(repository) == {}
 
 
-async def test_the_config_is_written_as_utf8(packages, root, repository):
-    await place(packages, "a", make(root / "m", "name: 'é' # é"))
-    assert (repository / "a" / "config.pbtxt").read_bytes() == "  # é".encode()
-
-
 async def test_repository_that_does_not_exist_fails_load(root, tmp_path):
     packages = Packages(tmp_path / "absent", [root])
     with pytest.raises(BackendError, match="No such file"):
         await place(packages, "a", make(root / "m"))
     await packages.remove(TritonName("a"))
     assert await packages.staged() == []
-
-
-async def test_models_are_placed_side_by_side_at_once(packages, root, repository):
-    sources = {name: make(root / name) for name in "abcdefgh"}
-    await asyncio.gather(*(place(packages, name, path) for name, path in sources.items()))
-    for name, path in sources.items():
-        assert (repository / name / "1").resolve() == path / "1"
-        assert (repository / name / "config.pbtxt").read_bytes() == STAGED_CONFIG
 
 
 # --- other means than links
@@ -306,17 +283,6 @@ async def test_placement_names_what_is_beside_and_who_has_it(root, repository):
     assert next(model.placement for model in await packages.staged()) == first
 
 
-async def test_helper_is_told_who_has_its_name(root, repository):
-    packages = Packages(repository, [root])
-    for package in ("a", "b"):
-        for name in ("main", "helper"):
-            make(root / package / name)
-    await place(packages, "a", root / "a", entry="main")
-    [warning] = (await place(packages, "b", root / "b", entry="main")).warnings
-    assert "its model 'helper' is called 'ta.p." in warning
-    assert "in Triton: the model 'id of a' has this name" in warning
-
-
 async def test_neighbour_gives_way_to_model_of_its_name(root, repository):
     packages = Packages(repository, [root])
     await place(packages, "a", package_with(root / "a", "a"))
@@ -362,14 +328,6 @@ async def test_runtime_in_python_is_sought_in_triton_alone(root, repository):
         await prepare(packages, "a", source)
 
 
-async def test_refusal_names_archive_and_no_folder_of_ours(root, repository):
-    with zipfile.ZipFile(root / "outer.zip", "w") as packed:
-        packed.writestr("inner.zip", "PK")
-    with pytest.raises(InvalidModel) as caught:
-        await prepare(Packages(repository, [root]), "a", root / "outer.zip")
-    assert str(caught.value).startswith(f"{root}/outer.zip: give the content of inner.zip itself")
-
-
 # --- remove
 
 
@@ -405,14 +363,6 @@ async def test_repository_and_package_must_not_hold_each_other(root):
         with pytest.raises(InvalidRequest) as caught:
             await prepare(packages, "b", url)
         assert "must not hold each other" in str(caught.value)
-
-
-async def test_a_repository_beside_the_packages_is_fine(root):
-    repository = root / "_triton_models"
-    repository.mkdir()
-    packages = Packages(repository, [root])
-    await place(packages, "a", make(root / "m"))
-    assert [model.name for model in await packages.staged()] == ["a"]
 
 
 # --- threads and permissions

@@ -109,12 +109,6 @@ def endless(folder):
         unpacking.close()
 
 
-def test_archive_is_unpacked_by_process_that_ends(tmp_path):
-    run(packed(tmp_path / "a.tar.gz", "1/model.bin"), tmp_path / "target")
-    assert files(tmp_path / "target") == ["1/model.bin"]
-    assert unpackers(os.getpid()) == []
-
-
 def test_adapter_itself_imports_no_reader_of_archives():
     """Whoever may name a model may send an archive: a fault of a reader ends one load at most."""
     code = "import adapter.cli.serve, adapter.cli.inspect, sys; print(*sys.modules)"
@@ -149,20 +143,6 @@ def test_refusal_says_what_it_says_without_process(tmp_path, name, limits, size)
     assert type(there.value) is type(here.value)
     assert str(there.value) == str(here.value)
     assert not target.exists()
-
-
-def test_disk_that_refuses_is_named_as_without_process(tmp_path):
-    archive = packed(tmp_path / "a.tar", "1/model.bin")
-    with pytest.raises(BackendError, match=r"cannot unpack .*a\.tar: No such file or directory"):
-        run(archive, tmp_path / "none" / "target")
-
-
-def test_a_path_of_any_bytes_is_passed_on(tmp_path):
-    folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff '\"\n{"))
-    folder.mkdir()
-    archive = packed(folder / "a.tar", "1/model.bin")
-    run(archive, folder / "target")
-    assert files(folder / "target") == ["1/model.bin"]
 
 
 def test_process_has_priority_of_work_that_can_wait(tmp_path):

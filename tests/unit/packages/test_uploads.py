@@ -49,11 +49,6 @@ def test_the_config_travels_as_json_with_the_names_of_config_pbtxt(staged):
     assert config["input"] == [{"name": "IN", "data_type": "TYPE_FP32", "dims": ["-1"]}]
 
 
-def test_without_a_config_triton_is_told_to_complete_an_empty_one(staged):
-    (staged / "config.pbtxt").unlink()
-    assert payload(staged, [str(staged.parent)]).config == "{}"
-
-
 def test_a_field_that_json_would_lose_is_refused_by_line_and_name(staged):
     (staged / "config.pbtxt").write_text('backend: "python"\nfuture_field: 7\n')
     with pytest.raises(InvalidModel, match=r"lost: staged/config.pbtxt:2: field 'future_field'"):
@@ -83,18 +78,6 @@ def test_what_cannot_be_read_is_named(staged):
     (staged / "1" / "gone").symlink_to("nowhere")
     with pytest.raises(InvalidModel, match=r"1/gone: No such file"):
         payload(staged, [str(staged.parent)])
-
-
-def test_both_spellings_of_field_are_known_in_json():
-    text = config_text({"maxBatchSize": 4, "version_policy": {"all": {}}})
-    assert "max_batch_size: 4" in text
-    assert "all {" in text
-
-
-def test_names_within_map_are_keys_and_no_fields():
-    assert "any" in config_text({"parameters": {"any": {"string_value": "x"}}})
-    with pytest.raises(InvalidRequest, match=r"parameters\.any\.text$"):
-        config_text({"parameters": {"any": {"text": "x"}}})
 
 
 def test_unknown_fields_are_named_all_at_once():

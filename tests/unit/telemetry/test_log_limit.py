@@ -50,6 +50,12 @@ def test_while_there_are_more_each_second_has_one_line(limit, later, caplog):
     assert [line.requests for line in caplog.records] == [5, 24, 4, 5]
 
 
+def test_nothing_is_summed_up_where_each_has_its_line(limit, later, caplog):
+    admitted(limit, NOT_FOUND, 20)
+    later.pass_by()
+    assert (caplog.records, later) == ([], [])
+
+
 def test_what_a_model_fails_with_has_lines_of_its_own(limit, later, caplog):
     assert admitted(limit, FAILED, 25) == 20
     assert admitted(limit, InferenceFailed("it raised", model_id="other"), 25) == 20

@@ -130,13 +130,6 @@ def test_a_gzip_that_breaks_off_is_refused(refused, end):
     assert "damaged" in refused(data[:end], "m.tar.gz")
 
 
-@pytest.mark.parametrize("at", [-8, -4, 3000])
-def test_a_damaged_gzip_is_refused(refused, at):
-    data = bytearray(gzip.compress(tar_bytes(entry("a", random.Random(1).randbytes(5000)))))
-    data[at] ^= 1
-    assert "damaged" in refused(bytes(data), "m.tar.gz")
-
-
 @pytest.mark.parametrize(
     ("name", "data", "found"),
     [
@@ -159,10 +152,6 @@ def test_a_damaged_gzip_is_refused(refused, at):
 )
 def test_a_name_that_its_bytes_belie_is_refused(refused, name, data, found):
     assert found in refused(data, name)
-
-
-def test_a_gzip_of_something_else_is_refused(refused):
-    assert "damaged" in refused(gzip.compress(b"weights" * 200), "m.tar.gz")
 
 
 ZIP_ATTACKS = {

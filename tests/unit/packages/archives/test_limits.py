@@ -32,12 +32,6 @@ def test_no_more_bytes_are_written_than_allowed(refused, name):
     assert "'b': the archive unpacks to more than 1000 bytes; the limit is that of" in text
 
 
-def test_as_many_bytes_as_allowed_are_written(tmp_path, target):
-    data = PACKERS["m.zip"](["a", "b"], 500)
-    unpack_archive(write(tmp_path / "m.zip", data), target, Limits(max_unpacked_bytes=1000))
-    assert len(contents(target)) == 2
-
-
 def test_what_follows_end_of_tar_counts_as_well(refused):
     data = gzip.compress(tar_bytes(entry("a")) + bytes(2**22))
     assert "more than 100000 bytes" in refused(data, "m.tgz", Limits(max_unpacked_bytes=100_000))
@@ -62,12 +56,6 @@ def test_a_bomb_is_refused_by_its_ratio(refused, name, monkeypatch):
     monkeypatch.setattr(unpack, "_RATIO_FLOOR_BYTES", 2_000_000)
     text = refused(data, name, Limits(max_ratio=10))
     assert "unpacks to more than 2000000 bytes; the limit is 1 GiB, or 10 times its own" in text
-
-
-def test_below_the_floor_the_ratio_does_not_matter(tmp_path, target):
-    data = PACKERS["m.zip"](["a"], 3_000_000)
-    unpack_archive(write(tmp_path / "m.zip", data), target, Limits(max_ratio=1))
-    assert (target / "a").stat().st_size == 3_000_000
 
 
 def test_last_gib_of_disk_is_left_alone(refused, monkeypatch):
