@@ -81,14 +81,14 @@ METHODS = [
 
 
 @pytest.fixture(scope="module")
-def root(tmp_path_factory) -> Path:
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("models")
     write_python_model(root / "echo")
     return root
 
 
 @pytest.fixture(scope="module")
-def token_file(tmp_path_factory) -> Path:
+def token_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     file = tmp_path_factory.mktemp("secret") / "token"
     file.write_text(f"{TOKEN}\n")
     return file
@@ -99,7 +99,7 @@ def token_of(file: Path) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def running(root, token_file) -> Iterator[RunningAdapter]:
+def running(root: Path, token_file: Path) -> Iterator[RunningAdapter]:
     flags = (f"--model-roots={root}", COMPLETE, "--grpc-data=127.0.0.1:0")
     with embedded_adapter(*flags, environ=token_of(token_file)) as adapter:
         with closing(adapter.client()) as client:
@@ -109,7 +109,7 @@ def running(root, token_file) -> Iterator[RunningAdapter]:
 
 
 @pytest.fixture
-def client(running) -> Iterator[Client]:
+def client(running: RunningAdapter) -> Iterator[Client]:
     with closing(running.client()) as client:
         yield client
 

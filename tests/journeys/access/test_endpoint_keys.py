@@ -49,14 +49,14 @@ def started(root: Path, *flags: str, **environ: str):
 
 
 @pytest.fixture(scope="module")
-def root(tmp_path_factory) -> Path:
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("models")
     write_python_model(root / "echo")
     return root
 
 
 @pytest.fixture(scope="module")
-def keyed(root) -> Iterator[RunningAdapter]:
+def keyed(root: Path) -> Iterator[RunningAdapter]:
     """Nobody has a token: what is loaded is loaded at the start."""
     flags = (
         f"--load-at-start=echo={root / 'echo'}",
@@ -71,8 +71,8 @@ def keyed(root) -> Iterator[RunningAdapter]:
 @pytest.mark.parametrize("listener", ["http", "http_data"])
 @rows(("method", "path"), ROUTES)
 def test_no_route_but_those_about_the_server_is_open_without_a_signature(
-    keyed, method, path, listener
-):
+    keyed: RunningAdapter, method: str, path: str, listener: str
+) -> None:
     is_open = method == "GET" and path in ABOUT_THE_SERVER
     body = infer_body(1.0) if method == "POST" else None
     with closing(Client(keyed.listeners[listener])) as client:
@@ -85,7 +85,9 @@ def test_no_route_but_those_about_the_server_is_open_without_a_signature(
 
 @pytest.mark.parametrize("listener", ["grpc", "grpc_data"])
 @rows("method", METHODS)
-def test_no_method_but_those_about_the_server_is_open_without_a_signature(keyed, method, listener):
+def test_no_method_but_those_about_the_server_is_open_without_a_signature(
+    keyed: RunningAdapter, method: tuple[str, str, str], listener: str
+) -> None:
     code, _ = call(keyed, listener, method)
     is_there = listener == "grpc" or method[0] != "mmesh.ModelRuntime"
     if method[1] in METHODS_ABOUT_THE_SERVER:
@@ -96,7 +98,7 @@ def test_no_method_but_those_about_the_server_is_open_without_a_signature(keyed,
         assert listener == "grpc_data"
 
 
-def test_all_plain_calls_are_asked_too(keyed):
+def test_all_plain_calls_are_asked_too(keyed: RunningAdapter) -> None:
     """Those that are planned elsewhere."""
     with closing(keyed.client()) as client:
         for path in ("/models/echo/invoke", "/v2/models/echo/infer"):
@@ -106,14 +108,16 @@ def test_all_plain_calls_are_asked_too(keyed):
 
 
 @pytest.mark.parametrize("listener", ["grpc", "grpc_data"])
-def test_inferences_that_would_go_to_triton_directly_are_asked_too(keyed, listener):
+def test_inferences_that_would_go_to_triton_directly_are_asked_too(
+    keyed: RunningAdapter, listener: str
+) -> None:
     with calls_to(keyed.listeners[listener]) as calls:
         for _ in range(2):
             code, text = calls.refused_infer("echo", 1.0)
             assert (code, "endpoint_keys" in text) == ("PERMISSION_DENIED", True)
 
 
-def test_the_token_opens_what_keys_have_closed(root):
+def test_the_token_opens_what_keys_have_closed(root: Path) -> None:
     with started(root, ADAPTER_CONTROL_TOKEN=TOKEN) as adapter, closing(adapter.client()) as client:
         loading = {"model_name": "echo", "url": str(root / "echo")}
         assert client.post("/models", loading).status == 401
@@ -129,7 +133,7 @@ def test_the_token_opens_what_keys_have_closed(root):
             assert calls.call("ModelInfer", infer_request("echo", 1.0), metadata=metadata)
 
 
-def test_sockets_of_the_file_system_are_open(root, tmp_path):
+def test_sockets_of_the_file_system_are_open(root: Path, tmp_path: Path) -> None:
     socket = tmp_path / "grpc.sock"
     with started(root, f"--grpc=unix:{socket}", f"--load-at-start=echo={root / 'echo'}") as adapter:
         method = ("inference.GRPCInferenceService", "ModelInfer", "")

@@ -63,7 +63,7 @@ OF_ADMIN = {each.path for each in ADMIN_ROUTES.values()} - {path for _, path, _ 
 
 
 @pytest.fixture(scope="module")
-def running(tmp_path_factory) -> Iterator[RunningAdapter]:
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningAdapter]:
     root = tmp_path_factory.mktemp("models")
     package = write_python_model(root / NAME)
     flags = (f"--model-roots={root}", "--http-data=127.0.0.1:0")
@@ -75,7 +75,7 @@ def running(tmp_path_factory) -> Iterator[RunningAdapter]:
 
 
 @pytest.fixture
-def data(running) -> Iterator[Client]:
+def data(running: RunningAdapter) -> Iterator[Client]:
     with closing(Client(running.listeners["http_data"])) as client:
         yield client
 

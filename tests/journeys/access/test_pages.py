@@ -34,14 +34,14 @@ PLAIN = (
 
 
 @pytest.fixture(scope="module")
-def root(tmp_path_factory) -> Path:
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("models")
     write_python_model(root / "echo")
     return root
 
 
 @pytest.fixture(scope="module")
-def published(root) -> Iterator[RunningAdapter]:
+def published(root: Path) -> Iterator[RunningAdapter]:
     listeners = ("http", "http-data", "admin", "metrics")
     flags = [f"--{name}=0.0.0.0:0" for name in listeners]
     flags += [f"--model-roots={root}", "--allowed-hosts=app.example"]
@@ -52,7 +52,7 @@ def published(root) -> Iterator[RunningAdapter]:
 
 
 @pytest.fixture(scope="module")
-def guarded(root, tmp_path_factory) -> Iterator[RunningAdapter]:
+def guarded(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningAdapter]:
     file = tmp_path_factory.mktemp("secret") / "token"
     file.write_text(TOKEN)
     flags = [f"--model-roots={root}", "--http=0.0.0.0:0"]

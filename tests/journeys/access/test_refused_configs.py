@@ -49,7 +49,7 @@ FAULTS = {
 
 
 @pytest.fixture(scope="module")
-def root(tmp_path_factory) -> Path:
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("models")
     write_python_model(root / "good")
     for name, (text, _) in FAULTS.items():
@@ -60,7 +60,7 @@ def root(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def adapter(root, tmp_path_factory) -> Iterator[RunningAdapter]:
+def adapter(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningAdapter]:
     flags = (
         f"--model-roots={root}",
         f"--model-store={root}",

@@ -5,6 +5,7 @@ import shlex
 import subprocess
 from collections.abc import Iterator
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -28,7 +29,7 @@ def list_models(environ: dict[str, str], *argv: str) -> dict[str, dict[str, Any]
 
 
 @pytest.fixture(scope="module")
-def adapter(tmp_path_factory) -> Iterator[RunningAdapter]:
+def adapter(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningAdapter]:
     folder = tmp_path_factory.mktemp("store")
     store = Store(folder)
     for name in ("called.tar.gz", "team-a/idle.tar.gz"):
@@ -46,11 +47,11 @@ def adapter(tmp_path_factory) -> Iterator[RunningAdapter]:
 
 
 @pytest.fixture
-def environ(adapter) -> dict[str, str]:
+def environ(adapter: RunningAdapter) -> dict[str, str]:
     return {"ADAPTER_HTTP": adapter.http, "ADAPTER_ADMIN": adapter.admin}
 
 
-def test_list_has_places_sizes_and_failures(environ):
+def test_list_has_places_sizes_and_failures(environ) -> None:
     models = list_models(environ)
 
     assert list(models) == ["broken.tar.gz", "called.tar.gz", "folder", "team-a/idle.tar.gz"]
@@ -67,7 +68,7 @@ def test_list_has_places_sizes_and_failures(environ):
     assert models["folder"]["package_bytes"] > 0
 
 
-def test_slash_before_a_key_names_no_model(adapter):
+def test_slash_before_a_key_names_no_model(adapter: RunningAdapter) -> None:
     """The store without a name is no first part of a name: the model would be loaded twice."""
     with closing(adapter.client()) as client:
         reply = client.post("/v2/models/%2Fcalled.tar.gz/infer", infer_body(0.0))
@@ -77,7 +78,7 @@ def test_slash_before_a_key_names_no_model(adapter):
     assert (reply.status, shown.status) == (404, 404)
 
 
-def test_list_prints_a_table(environ):
+def test_list_prints_a_table(environ) -> None:
     listed = run("list", environ=environ)
 
     title, broken, called, *_ = listed.stdout.decode().splitlines()
@@ -90,7 +91,7 @@ def test_list_prints_a_table(environ):
     assert listed.stderr == b""
 
 
-def test_list_takes_a_filter_and_a_limit(environ):
+def test_list_takes_a_filter_and_a_limit(environ) -> None:
     assert list(list_models(environ, "team-a/*")) == ["team-a/idle.tar.gz"]
     assert list(list_models(environ, "FOLD")) == ["folder"]
 
@@ -101,14 +102,14 @@ def test_list_takes_a_filter_and_a_limit(environ):
     assert list(list_models(environ, after)) == ["folder", "team-a/idle.tar.gz"]
 
 
-def test_list_says_that_no_model_matches(environ):
+def test_list_says_that_no_model_matches(environ) -> None:
     listed = run("list", "nobody", environ=environ)
 
     assert (listed.returncode, listed.stdout) == (0, b"")
     assert b"no store has such a model" in listed.stderr
 
 
-def test_show_has_a_line_that_calls_the_model(environ):
+def test_show_has_a_line_that_calls_the_model(environ) -> None:
     shown = run("show", "called.tar.gz", environ=environ)
 
     assert shown.returncode == 0, shown.stderr
@@ -122,7 +123,7 @@ def test_show_has_a_line_that_calls_the_model(environ):
     assert json.loads(called.stdout)["outputs"]
 
 
-def test_show_says_that_the_size_was_measured(environ):
+def test_show_says_that_the_size_was_measured(environ) -> None:
     """It agrees with `ps`: what the load had guessed from the files is no longer the size."""
     shown = run("show", "called.tar.gz", environ=environ)
     listed = run("ps", "--json", environ=environ)
@@ -133,7 +134,7 @@ def test_show_says_that_the_size_was_measured(environ):
     assert memory.endswith("(measured)")
 
 
-def test_show_has_a_model_of_the_store(environ):
+def test_show_has_a_model_of_the_store(environ) -> None:
     shown = run("show", "team-a/idle", "--json", environ=environ)
 
     model = json.loads(shown.stdout)
@@ -141,7 +142,7 @@ def test_show_has_a_model_of_the_store(environ):
     assert model["example"].endswith("/v2/models/team-a%2Fidle/infer --data @REQUEST.json")
 
 
-def test_show_of_an_unknown_name_says_what_to_do(environ):
+def test_show_of_an_unknown_name_says_what_to_do(environ) -> None:
     shown = run("show", "nobody", environ=environ)
 
     assert shown.returncode == 1
@@ -149,7 +150,7 @@ def test_show_of_an_unknown_name_says_what_to_do(environ):
     assert b"triton-adapter list" in shown.stderr
 
 
-def test_index_of_the_store_has_unloaded_models(adapter):
+def test_index_of_the_store_has_unloaded_models(adapter: RunningAdapter) -> None:
     """It names them as Triton's index does those of its repository."""
     with closing(adapter.client()) as client:
         path = "/v2/repository/index"
@@ -170,7 +171,7 @@ def test_index_of_the_store_has_unloaded_models(adapter):
     assert (refused.status, "repository_name" in refused.json()["error"]) == (400, True)
 
 
-def test_grpc_index_of_the_store_has_unloaded_models(adapter):
+def test_grpc_index_of_the_store_has_unloaded_models(adapter: RunningAdapter) -> None:
     with grpc.insecure_channel(adapter.grpc) as channel:
         ask = channel.unary_unary("/inference.GRPCInferenceService/RepositoryIndex")
         message = pb.RepositoryIndexRequest(repository_name="store").SerializeToString()
@@ -190,14 +191,14 @@ def test_grpc_index_of_the_store_has_unloaded_models(adapter):
         ("name=", 404, "no store has it"),
     ],
 )
-def test_admin_refuses_odd_queries(adapter, query, status, reason):
+def test_admin_refuses_odd_queries(adapter: RunningAdapter, query, status, reason) -> None:
     with closing(Client(adapter.admin)) as admin:
         reply = admin.get(f"/store/models?{query}")
 
     assert (reply.status, reason in reply.json()["error"]) == (status, True), reply.body
 
 
-def test_list_before_a_bucket_and_endpoints(tmp_path):
+def test_list_before_a_bucket_and_endpoints(tmp_path: Path) -> None:
     """A deleted object is not listed any more unless it is loaded, and an endpoint's models have
     its name.
     """
@@ -231,7 +232,7 @@ def test_list_before_a_bucket_and_endpoints(tmp_path):
             assert [models[name]["is_outdated"] for name in names[1:]] == [True, False, False]
 
 
-def test_line_of_show_calls_a_model_that_left(tmp_path):
+def test_line_of_show_calls_a_model_that_left(tmp_path: Path) -> None:
     """Without on_demand only the endpoint loads a model: a line of V2 would be 404 by then."""
     write_python_model(tmp_path / "store" / "m")
     flags = (f"--model-store={tmp_path / 'store'}", f"--cache-dir={tmp_path / 'cache'}")
@@ -251,7 +252,7 @@ def test_line_of_show_calls_a_model_that_left(tmp_path):
     assert json.loads(called.stdout)["outputs"]
 
 
-def test_list_without_a_store_is_refused(tmp_path):
+def test_list_without_a_store_is_refused(tmp_path: Path) -> None:
     package = write_python_model(tmp_path / "m")
     with embedded_adapter(f"--model-roots={tmp_path}", COMPLETE) as adapter:
         environ = {"ADAPTER_ADMIN": adapter.admin, "ADAPTER_HTTP": adapter.http}

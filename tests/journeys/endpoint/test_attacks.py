@@ -2,7 +2,7 @@
 
 import gzip
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 
 import pytest
@@ -18,7 +18,7 @@ _BODY = json.dumps(infer_body(0.0)).encode()
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory) -> Store:
+def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
     """`m.tar.gz` adds 1, `other/m.tar.gz` 2; `second` has a model of its own."""
     store = Store(tmp_path_factory.mktemp("store"))
     store.put("m.tar.gz", 1)
@@ -28,7 +28,7 @@ def store(tmp_path_factory) -> Store:
 
 
 @pytest.fixture(scope="module")
-def caller(store, tmp_path_factory) -> Iterator[Caller]:
+def caller(store: Store, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Caller]:
     place = tmp_path_factory.mktemp("place")
     second = Store(place / "second")
     second.path.mkdir()
@@ -71,7 +71,7 @@ def sent(caller: Caller, body: bytes) -> Reply:
         ),
     ],
 )
-def test_packed_garbage_is_the_callers_error(caller, made):
+def test_packed_garbage_is_the_callers_error(caller: Caller, made: Callable[[], bytes]) -> None:
     before = tritonserver(caller.adapter)
     good = sent(caller, gzip.compress(_BODY))
     assert (good.status, good.json()["outputs"][0]["data"]) == (200, [1.0])
@@ -81,7 +81,7 @@ def test_packed_garbage_is_the_callers_error(caller, made):
     assert caller.invoke("m.tar.gz")[0] == 1
 
 
-def test_a_key_of_one_store_never_names_a_model_of_another(caller):
+def test_a_key_of_one_store_never_names_a_model_of_another(caller: Caller) -> None:
     headers = {"X-Amzn-SageMaker-Target-Model": "m.tar.gz"}
     reply = caller.http.post("/endpoints/second/invocations", infer_body(0.0), headers)
     assert reply.json()["outputs"][0]["data"] == [4.0]
@@ -91,7 +91,7 @@ def test_a_key_of_one_store_never_names_a_model_of_another(caller):
     assert caller.invoke("other/m.tar.gz")[0] == 2
 
 
-def test_a_name_of_v2_is_no_key(caller):
+def test_a_name_of_v2_is_no_key(caller: Caller) -> None:
     """V2 finds `other/m.tar.gz` by the name `other/m` as well."""
     assert caller.http.post("/v2/models/other%2Fm/infer", infer_body(0.0)).status == 200
     status, body = caller.refused("other/m")

@@ -26,7 +26,7 @@ PROGRAM = EXAMPLES.parent / "fleet" / "by_model.py"
 
 
 @pytest.fixture(scope="module")
-def caller(tmp_path_factory) -> Iterator[Caller]:
+def caller(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Caller]:
     """A store of five models, each of which adds its place in the alphabet."""
     folder = tmp_path_factory.mktemp("by-model")
     (folder / "store").mkdir()
@@ -68,7 +68,7 @@ class Recorded(grpc.GenericRpcHandler):
         return grpc.unary_unary_rpc_method_handler(lambda _request, _context: b"")
 
 
-def test_example_client_names_model_of_each_call(by_model):
+def test_example_client_names_model_of_each_call(by_model: Any):
     assert issubclass(by_model.InferenceServerClient, InferenceServerClient)
     assert issubclass(by_model.AsyncInferenceServerClient, AsyncInferenceServerClient)
     server, recorded = grpc.server(ThreadPoolExecutor(1)), Recorded()
@@ -93,7 +93,7 @@ def test_example_client_names_model_of_each_call(by_model):
     server.stop(None)
 
 
-def test_what_a_mesh_asks_for_is_still_for_the_mesh_to_load(caller):
+def test_what_a_mesh_asks_for_is_still_for_the_mesh_to_load(caller: Caller):
     """Its id is in the metadata alone, or is another than the message has."""
     with calls_to(caller.adapter.grpc) as calls:
         for name in ("", "another"):
@@ -106,7 +106,7 @@ def test_what_a_mesh_asks_for_is_still_for_the_mesh_to_load(caller):
     assert caller.loaded() == []
 
 
-def test_models_that_metadata_name_too_are_loaded_on_demand(caller, by_model):
+def test_models_that_metadata_name_too_are_loaded_on_demand(caller: Caller, by_model: Any):
     with by_model.InferenceServerClient(caller.adapter.grpc) as client:
         for _ in range(2):  # loaded, then there
             assert client.infer("a.tar.gz", [tensor()]).as_numpy("OUT")[0] == 1
@@ -122,7 +122,7 @@ def test_models_that_metadata_name_too_are_loaded_on_demand(caller, by_model):
     assert caller.loaded() == ["a.tar.gz", "c", "team/b"]
 
 
-def test_a_stream_that_names_its_model_when_it_begins_loads_it(caller, by_model):
+def test_a_stream_that_names_its_model_when_it_begins_loads_it(caller: Caller, by_model: Any):
     answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
     with by_model.InferenceServerClient(caller.adapter.grpc) as client:
         client.start_stream(
@@ -135,14 +135,14 @@ def test_a_stream_that_names_its_model_when_it_begins_loads_it(caller, by_model)
         client.stop_stream()
 
 
-def test_the_program_prints_what_a_model_answers(caller):
+def test_the_program_prints_what_a_model_answers(caller: Caller):
     command = [sys.executable, PROGRAM, caller.adapter.grpc, "e.tar.gz"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout) == (0, "[6.0, 7.0]\n"), done.stderr
 
 
 # keep it last: it ends Triton
-def test_call_after_tritons_end_loads_named_model(caller, by_model):
+def test_call_after_tritons_end_loads_named_model(caller: Caller, by_model: Any):
     with by_model.InferenceServerClient(caller.adapter.grpc) as client:
         client.infer("a.tar.gz", [tensor()])
         caller.end_triton()

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tests.buckets import Bucket
 from tests.constants import STAY, STORE
 from tests.journeys.endpoint.conftest import KEYS
 from tests.running import COMPLETE, Client, RunningAdapter, embedded_adapter
@@ -139,7 +140,7 @@ Environment = Callable[..., Path]
 
 
 @pytest.fixture(scope="module")
-def environment_of(request) -> Environment:
+def environment_of(request: pytest.FixtureRequest) -> Environment:
     def make(*requirements: str) -> Path:
         """Return the folder of its commands."""
         assert request.config.cache is not None
@@ -155,7 +156,7 @@ def environment_of(request) -> Environment:
 
 
 @pytest.fixture(scope="module")
-def small(bucket, tmp_path_factory) -> Iterator[RunningAdapter]:
+def small(bucket: Bucket, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningAdapter]:
     """Room for two models; each client has its own in the bucket. The store `gone` is not there."""
     folder = tmp_path_factory.mktemp("small")
     for client in CLIENTS:
@@ -211,12 +212,12 @@ def check_retries(expected: list[object], retries: int) -> None:
     ids=["boto3", "aiobotocore", "sagemaker"],
 )
 def test_a_client_in_python_has_answers_streams_and_errors_and_retries(
-    small,
-    environment_of,
-    client,
-    requirements,
-    program,
-):
+    small: RunningAdapter,
+    environment_of: Environment,
+    client: str,
+    requirements: list[str],
+    program: str,
+) -> None:
     plan = [(endpoint, f"{client}/{name}") for endpoint, name, _ in PLAN]
     given = f"PLAN, BODY = {plan!r}, {BODY!r}\n"
     done = run(small, environment_of(*requirements) / "python", "-c", given + GIVEN + program)
@@ -231,8 +232,8 @@ def test_a_client_in_python_has_answers_streams_and_errors_and_retries(
 
 
 def test_the_command_line_of_aws_has_answers_and_errors_and_retries(
-    small, environment_of, tmp_path
-):
+    small: RunningAdapter, environment_of: Environment, tmp_path: Path
+) -> None:
     body, out = tmp_path / "body.json", tmp_path / "out.json"
     body.write_text(BODY)
     aws = environment_of("awscli") / "aws"

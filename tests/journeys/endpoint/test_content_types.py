@@ -1,9 +1,13 @@
 """Content types of models with one input, as boto3 sends them to the endpoint."""
 
 import json
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 from botocore.exceptions import ClientError
+
+from tests.running import Client
 
 pytestmark = pytest.mark.triton
 
@@ -18,7 +22,9 @@ parameters { key: "adapter_content_types" value { string_value: "text/csv" } }
 NPY = "application/x-npy"
 
 
-def test_the_original_message_is_what_the_model_answers_by_its_own_path(runtime, caller, add_model):
+def test_the_original_message_is_what_the_model_answers_by_its_own_path(
+    runtime: Any, caller: Client, add_model: Callable[..., str]
+) -> None:
     name = add_model("refusing", config=CONFIG)
     for body, content_type, accept in (
         *((b"1", "image/png", ""), (b"1", "text/csv", "image/png"), (b"1,x", "text/csv", "")),
@@ -41,7 +47,7 @@ def test_the_original_message_is_what_the_model_answers_by_its_own_path(runtime,
         assert json.loads(found["OriginalMessage"]) == reply.json()
 
 
-def test_boto3_has_csv_back(runtime, add_model):
+def test_boto3_has_csv_back(runtime: Any, add_model: Callable[..., str]) -> None:
     given = {"EndpointName": "any", "TargetModel": add_model("typed", config=CONFIG)}
     given |= {"Body": b"1,2\n3,4\n", "ContentType": "text/csv"}
     answer = runtime.invoke_endpoint(**given, Accept="text/csv")

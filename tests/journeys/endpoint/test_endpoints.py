@@ -23,7 +23,7 @@ KEY = {"aws_access_key_id": "AKIDTEAMA", "aws_secret_access_key": "the secret of
 
 
 @pytest.fixture(scope="module")
-def stores(tmp_path_factory) -> Path:
+def stores(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """`one` and `two` have a model of the same key, that answers with 1 and with 2."""
     root = tmp_path_factory.mktemp("stores")
     for number, name in enumerate(("one", "two"), 1):
@@ -50,13 +50,13 @@ def started(stores: Path, tmp_path: Path, **settings: object) -> Any:
 
 
 @pytest.fixture(scope="module")
-def named(stores, tmp_path_factory) -> Iterator[RunningAdapter]:
+def named(stores: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningAdapter]:
     with started(stores, tmp_path_factory.mktemp("named")) as adapter:
         yield adapter
 
 
 @pytest.fixture(scope="module")
-def runtime(named) -> Iterator[Any]:
+def runtime(named: RunningAdapter) -> Iterator[Any]:
     with closing(client_of(named.http)) as client:
         yield client
 
@@ -70,7 +70,7 @@ def told(runtime: Any, endpoint: str, target: str) -> tuple[float, str, str]:
     return found["outputs"][0]["data"][0], found["model_name"], use
 
 
-def test_each_endpoint_has_models_of_its_own(runtime):
+def test_each_endpoint_has_models_of_its_own(runtime: Any) -> None:
     for number, endpoint in enumerate(("one", "two"), 1):
         name = f"{endpoint}/team-a/model"
         assert told(runtime, endpoint, "team-a/model") == (number, name, "miss")
@@ -78,7 +78,7 @@ def test_each_endpoint_has_models_of_its_own(runtime):
     assert told(runtime, "two", "packed.tar.gz")[0] == 3
 
 
-def test_streamed_body_waits_for_its_model(runtime):
+def test_streamed_body_waits_for_its_model(runtime: Any) -> None:
     body, size = binary_request(2_000_000)
     kind = f"application/vnd.sagemaker-triton.binary+json;json-header-size={size}"
     answer = runtime.invoke_endpoint(
@@ -89,7 +89,7 @@ def test_streamed_body_waits_for_its_model(runtime):
     assert answer["Body"].read().endswith(body[size:])
 
 
-def test_a_stream_waits_for_its_model_too(runtime):
+def test_a_stream_waits_for_its_model_too(runtime: Any) -> None:
     answer = stream(runtime, "team-a/counting", infer_body(2.0), EndpointName="one")
     assert values(answer) == [2.0, 3.0]
     headers = answer["ResponseMetadata"]["HTTPHeaders"]
@@ -104,13 +104,15 @@ def test_a_stream_waits_for_its_model_too(runtime):
         ("two", "team-a/model/1/../..", "has a part that is empty, '.' or '..'"),
     ],
 )
-def test_what_is_not_there_is_a_validation_error(runtime, endpoint, target, said):
+def test_what_is_not_there_is_a_validation_error(
+    runtime: Any, endpoint: str, target: str, said: str
+) -> None:
     error = refusal(runtime, target, EndpointName=endpoint)
     assert error.response["Error"]["Code"] == "ValidationError"
     assert said in error.response["Error"]["Message"]
 
 
-def test_a_model_that_cannot_be_loaded_is_a_model_error(runtime):
+def test_a_model_that_cannot_be_loaded_is_a_model_error(runtime: Any) -> None:
     found = refusal(runtime, "broken", EndpointName="two").response
     assert (found["Error"]["Code"], found["OriginalStatusCode"]) == ("ModelError", 400)
     assert "config.pbtxt" in found["OriginalMessage"]

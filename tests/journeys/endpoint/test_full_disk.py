@@ -8,7 +8,7 @@ import pytest
 
 from adapter.core.calls import RPC_NOT_STARTED
 from tests.grpc_calls import calls_to
-from tests.journeys.endpoint.folder_store import Caller
+from tests.journeys.endpoint.folder_store import Caller, Store
 from tests.journeys.endpoint.test_not_started import code_and_trailers, invoke, told, v2_infer
 from tests.little_disk import adapter_with_little, resize
 from tests.running import COMPLETE
@@ -19,13 +19,13 @@ LACK = "the disk of cache_dir has 700.0 MiB free, and 1.0 GiB are kept for other
 
 
 @pytest.fixture
-def cache(tmp_path) -> Path:
+def cache(tmp_path: Path) -> Path:
     (tmp_path / "cache").mkdir()
     return tmp_path / "cache"
 
 
 @pytest.fixture
-def caller(store, cache) -> Iterator[Caller]:
+def caller(store: Store, cache: Path) -> Iterator[Caller]:
     store.put("a.tar.gz", 1, weights=bytes(2**20))
     flags = (f"--model-store={store.path}", f"--cache-dir={cache}", "--on-demand", COMPLETE)
     with (
@@ -35,7 +35,7 @@ def caller(store, cache) -> Iterator[Caller]:
         yield made
 
 
-def test_full_disk_leaves_calls_to_other_machines(caller, cache):
+def test_full_disk_leaves_calls_to_other_machines(caller: Caller, cache: Path):
     """The machine is not ready."""
     adapter = caller.adapter
     assert caller.http.get("/ping").status == 503

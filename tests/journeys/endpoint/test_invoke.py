@@ -2,15 +2,18 @@
 
 import json
 import re
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 from botocore.exceptions import ClientError
 
-from tests.asking import RawConnection, background, binary_request, sized
+from tests.asking import Gate, RawConnection, background, binary_request, sized
+from tests.buckets import Bucket
 from tests.cases import rows
 from tests.journeys.endpoint.conftest import NAMES
-from tests.running import Client, Reply, wait_until
+from tests.running import Client, Reply, RunningAdapter, wait_until
 from tests.trees import write_python_model
 
 pytestmark = pytest.mark.triton
@@ -34,7 +37,7 @@ def refusal(runtime: Any, target: str = "plain", **members: Any) -> ClientError:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_boto3_has_answer_under_asked_name(runtime, name):
+def test_boto3_has_answer_under_asked_name(runtime: Any, name: str) -> None:
     answer = invoke(runtime, name, ContentType="application/json")
     body = json.loads(answer["Body"].read())
     assert body["model_name"] == name
@@ -45,7 +48,9 @@ def test_boto3_has_answer_under_asked_name(runtime, name):
     assert answer["ResponseMetadata"]["HTTPStatusCode"] == 200
 
 
-def test_every_answer_has_a_request_id_and_says_where_the_model_was(runtime, caller):
+def test_every_answer_has_a_request_id_and_says_where_the_model_was(
+    runtime: Any, caller: Client
+) -> None:
     headers = invoke(runtime)["ResponseMetadata"]["HTTPHeaders"]
     assert headers["x-triton-adapter-cache"] == "hit"
     ids = {headers["x-amzn-requestid"]}
@@ -57,24 +62,26 @@ def test_every_answer_has_a_request_id_and_says_where_the_model_was(runtime, cal
     assert all(UUID.fullmatch(one) for one in ids)
 
 
-def test_an_inference_component_names_the_model_where_no_target_does(runtime):
+def test_an_inference_component_names_the_model_where_no_target_does(runtime: Any) -> None:
     answer = invoke(runtime, "", InferenceComponentName=NAMES[1], TargetVariant="blue")
     assert json.loads(answer["Body"].read())["model_name"] == NAMES[1]
     assert answer["InvokedProductionVariant"] == "blue"
 
 
-def test_custom_attributes_do_not_come_back_on_their_own(runtime):
+def test_custom_attributes_do_not_come_back_on_their_own(runtime: Any) -> None:
     answer = invoke(runtime, CustomAttributes="trace=7", InferenceId="one", PrefixAwareId="p")
     assert "CustomAttributes" not in answer
 
 
-def test_custom_attributes_reach_a_model_whose_triton_forwards_them(runtime, add_model):
+def test_custom_attributes_reach_a_model_whose_triton_forwards_them(
+    runtime: Any, add_model: Callable[..., str]
+) -> None:
     name = add_model("curious", answer="raise RuntimeError(request.parameters())")
     error = refusal(runtime, name, CustomAttributes="trace=7")
     assert "trace=7" in error.response["OriginalMessage"]
 
 
-def test_bodies_above_the_limit_of_aws_are_served_too(runtime):
+def test_bodies_above_the_limit_of_aws_are_served_too(runtime: Any) -> None:
     body, size = binary_request(3_000_000)
     answer = invoke(runtime, NAMES[1], Body=body, ContentType=sized(size)["Content-Type"])
     found, length = answer["Body"].read(), int(answer["ContentType"].partition("=")[2])
@@ -104,7 +111,9 @@ def test_bodies_above_the_limit_of_aws_are_served_too(runtime):
         ({"TargetModel": "none/such.tar.gz"}, "key: models/none/such.tar.gz)"),
     ],
 )
-def test_unacceptable_call_is_validation_error_with_reason(runtime, members, said):
+def test_unacceptable_call_is_validation_error_with_reason(
+    runtime: Any, members: dict[str, str], said: str
+) -> None:
     error = refusal(runtime, **members)
     assert error.response["Error"]["Code"] == "ValidationError"
     assert error.response["ResponseMetadata"]["HTTPStatusCode"] == 400
@@ -112,19 +121,19 @@ def test_unacceptable_call_is_validation_error_with_reason(runtime, members, sai
     assert said in error.response["Error"]["Message"]
 
 
-def test_all_that_is_wrong_is_said_at_once(runtime):
+def test_all_that_is_wrong_is_said_at_once(runtime: Any) -> None:
     error = refusal(runtime, EndpointName="a_b", TargetVariant="c_d")
     assert error.response["Error"]["Message"].startswith("2 validation errors detected: ")
 
 
-def test_a_call_without_a_target_is_told_the_header_that_is_missing(runtime):
+def test_a_call_without_a_target_is_told_the_header_that_is_missing(runtime: Any) -> None:
     error = refusal(runtime, "")
     request_id = error.response["ResponseMetadata"]["RequestId"]
     said = f"Request {request_id} is missing a target model header"
     assert error.response["Error"]["Message"].startswith(said)
 
 
-def test_a_target_that_is_there_twice_is_refused(served):
+def test_a_target_that_is_there_twice_is_refused(served: Any) -> None:
     body = json.dumps(BODY).encode()
     head = (
         b"POST /endpoints/any/invocations HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n"
@@ -136,7 +145,7 @@ def test_a_target_that_is_there_twice_is_refused(served):
     assert (status, b"'targetModel' is there 2 times" in said) == (400, True)
 
 
-def test_asynchronous_calls_are_refused(runtime):
+def test_asynchronous_calls_are_refused(runtime: Any) -> None:
     with pytest.raises(ClientError, match="does not support asynchronous") as raised:
         runtime.invoke_endpoint_async(EndpointName="any", InputLocation="s3://a/b")
     assert raised.value.response["Error"]["Code"] == "ValidationError"
@@ -144,7 +153,9 @@ def test_asynchronous_calls_are_refused(runtime):
 
 @pytest.mark.of_triton("2.51", "2.73", "its words for a bad request")
 @rows(("body", "said"), [(b'{"inputs": []}', "expected 1 inputs"), (b"{", "parse")])
-def test_models_refusal_is_parsed_as_model_error(runtime, caller, body, said):
+def test_models_refusal_is_parsed_as_model_error(
+    runtime: Any, caller: Client, body: bytes, said: str
+) -> None:
     error = refusal(runtime, Body=body)
     assert isinstance(error, runtime.exceptions.ModelError)
     found = error.response
@@ -166,7 +177,9 @@ def test_models_refusal_is_parsed_as_model_error(runtime, caller, body, said):
     assert reply.json()["ErrorCode"] == "CLIENT_ERROR_FROM_MODEL"
 
 
-def test_a_model_that_raises_is_a_server_error_of_the_model(runtime, add_model):
+def test_a_model_that_raises_is_a_server_error_of_the_model(
+    runtime: Any, add_model: Callable[..., str]
+) -> None:
     name = add_model("raises", answer="raise RuntimeError('so it is ' + 'x' * 3000)")
     found = refusal(runtime, name).response
     assert found["OriginalStatusCode"] == 500
@@ -175,7 +188,9 @@ def test_a_model_that_raises_is_a_server_error_of_the_model(runtime, add_model):
     assert len(found["Error"]["Message"]) == len(found["OriginalMessage"]) == 2048
 
 
-def test_callers_too_many_are_told_when_to_return(served, caller, bucket, gate, tmp_path):
+def test_callers_too_many_are_told_when_to_return(
+    served: RunningAdapter, caller: Client, bucket: Bucket, gate: Gate, tmp_path: Path
+) -> None:
     crowded = write_python_model(tmp_path / "crowded", initialize=gate.statements)
     bucket.put_model("crowded", crowded)
 
@@ -198,7 +213,7 @@ def test_callers_too_many_are_told_when_to_return(served, caller, bucket, gate, 
     assert caller.delete("/models/crowded").status == 200
 
 
-def test_the_request_id_of_a_refusal_is_in_the_log(runtime, served):
+def test_the_request_id_of_a_refusal_is_in_the_log(runtime: Any, served: Any) -> None:
     request_id = refusal(runtime, "none").response["ResponseMetadata"]["RequestId"]
     line = served.wait_for("request.failed", aws_request_id=request_id)
     assert (line["status"], line["model_id"], line["target_model"]) == (400, "none", "none")

@@ -3,6 +3,7 @@ Triton and a folder as the store.
 """
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -19,7 +20,7 @@ def model_error(caller, key: str) -> str:
     return json.loads(refusal["OriginalMessage"])["error"]
 
 
-def test_package_without_a_model_is_told_what_to_give(start, store, tmp_path):
+def test_package_without_a_model_is_told_what_to_give(start, store, tmp_path: Path):
     """Triton would take the end of a key for a backend, `gz`, and say that it lacks that."""
     (store.path / "lone").mkdir()
     code = write_python_model(tmp_path / "draft") / "1/model.py"
@@ -45,7 +46,7 @@ def test_package_without_a_model_is_told_what_to_give(start, store, tmp_path):
     assert "backend '" not in reason
 
 
-def test_answers_have_no_path_of_the_machine(start, store, tmp_path):
+def test_answers_have_no_path_of_the_machine(start, store, tmp_path: Path):
     """The log says where the store is."""
     store.put("team/a.tar.gz", 1)
     (store.path / "broken.tar.gz").write_bytes(b"no archive")

@@ -10,6 +10,7 @@ import pytest
 from tritonclient.grpc import InferenceServerClient, InferInput
 from tritonclient.utils import InferenceServerException
 
+from tests.journeys.endpoint.folder_store import Store
 from tests.running import wait_until
 
 pytestmark = pytest.mark.triton
@@ -42,7 +43,7 @@ def states(caller) -> list[str]:
 @pytest.mark.parametrize(
     ("size", "metadata"), [(5 * MIB, {}), (20 * MIB, {"mm_model_id": "a.tar.gz"})]
 )
-def test_a_large_call_loads_its_model(start, store, size, metadata):
+def test_a_large_call_loads_its_model(start, store: Store, size, metadata):
     store.put("a.tar.gz", 2)
     caller = start("--on-demand")
     for _ in range(2):  # loaded, then there
@@ -50,7 +51,7 @@ def test_a_large_call_loads_its_model(start, store, size, metadata):
         assert (answer.size, set(answer)) == (size // 4, {3.0})
 
 
-def test_large_call_waits_only_for_own_model(start, store, gate):
+def test_large_call_waits_only_for_own_model(start, store: Store, gate):
     store.put("slow.tar.gz", 2, initialize=gate.statements)
     store.put("a.tar.gz", 1)
     caller = start("--on-demand")
@@ -67,7 +68,7 @@ def test_large_call_waits_only_for_own_model(start, store, gate):
     assert set(result.as_numpy("OUT")) == {3.0}
 
 
-def test_a_caller_who_leaves_while_a_large_call_waits_leaves_nothing(start, store, gate):
+def test_a_caller_who_leaves_while_a_large_call_waits_leaves_nothing(start, store: Store, gate):
     store.put("slow.tar.gz", 2, initialize=gate.statements)
     caller = start("--on-demand")
     with InferenceServerClient(caller.adapter.grpc) as client:
@@ -86,7 +87,7 @@ def test_a_caller_who_leaves_while_a_large_call_waits_leaves_nothing(start, stor
     assert [line for line in list(caller.adapter.lines) if line["level"] == "error"] == []
 
 
-def test_a_large_call_is_told_why_its_model_cannot_be_had(start, store):
+def test_a_large_call_is_told_why_its_model_cannot_be_had(start, store: Store):
     store.put("a.tar.gz", 1)
     caller = start("--on-demand")
     code, text = refused(caller, "missing.tar.gz", 5 * MIB)

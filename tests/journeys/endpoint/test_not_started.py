@@ -12,7 +12,7 @@ import pytest
 
 from adapter.core.calls import NOT_STARTED, RPC_NOT_STARTED
 from tests.grpc_calls import Calls, calls_to
-from tests.journeys.endpoint.folder_store import Caller
+from tests.journeys.endpoint.folder_store import Caller, Store
 from tests.processes import suspend, tritonserver
 from tests.running import Reply, wait_until
 from tests.trees import infer_body
@@ -47,7 +47,7 @@ def told(reply: Reply) -> tuple[int, str, str | None]:
     return reply.status, code, reply.headers.get(NOT_STARTED)
 
 
-def test_where_nothing_can_be_evicted_another_machine_may_be_asked(start, store):
+def test_where_nothing_can_be_evicted_another_machine_may_be_asked(start: Start, store: Store):
     store.put_all("a.tar.gz", "b.tar.gz", "c.tar.gz")
     caller = start(*ROOM_FOR_TWO, *PINNED, "--on-demand")
     for name in ("a.tar.gz", "b.tar.gz"):
@@ -60,7 +60,7 @@ def test_where_nothing_can_be_evicted_another_machine_may_be_asked(start, store)
     assert (code, trailers[RPC_NOT_STARTED]) == ("RESOURCE_EXHAUSTED", "1")
 
 
-def test_drain_answers_loaded_models_alone(start, store):
+def test_drain_answers_loaded_models_alone(start: Start, store: Store):
     """The rest is for another machine."""
     store.put_all("a.tar.gz", "b.tar.gz")
     caller = start("--on-demand")
@@ -78,7 +78,7 @@ def test_drain_answers_loaded_models_alone(start, store):
     assert on_disk["models"] == 0  # nothing was fetched for nothing
 
 
-def test_request_broken_by_triton_is_not_retried(start, store):
+def test_request_broken_by_triton_is_not_retried(start: Start, store: Store):
     store.put_all("a.tar.gz")
     caller = start("--on-demand")
     caller.invoke("a.tar.gz")

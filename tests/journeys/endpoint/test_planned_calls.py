@@ -2,13 +2,17 @@
 
 import json
 import shutil
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from tests.asking import binary_request, sized
+from tests.buckets import Bucket
 from tests.journeys.endpoint.conftest import NAMES
+from tests.journeys.endpoint.folder_store import Caller, Store
 from tests.journeys.endpoint.test_invoke import BODY
-from tests.running import Reply
+from tests.running import Client, Reply
 from tests.trees import write_python_model
 
 pytestmark = pytest.mark.triton
@@ -41,7 +45,7 @@ def told(reply: Reply, name: str) -> tuple[object, ...]:
 @pytest.mark.parametrize(
     "kind", ["json", "binary", "long json", "long binary", "wrong", "no json", "variant"]
 )
-def test_planned_and_handled_calls_are_answered_alike(caller, name, kind):
+def test_planned_and_handled_calls_are_answered_alike(caller: Client, name: str, kind: str) -> None:
     body, headers = json.dumps(BODY).encode(), {TARGET: name}
     match kind:
         case "binary" | "long binary":
@@ -71,7 +75,7 @@ def test_planned_and_handled_calls_are_answered_alike(caller, name, kind):
         {TARGET: "plain", "X-Amzn-SageMaker-Inference-Id": "i" * 65},
     ],
 )
-def test_what_is_refused_is_refused_alike(caller, headers):
+def test_what_is_refused_is_refused_alike(caller: Client, headers: dict[str, str]) -> None:
     name = headers.get(TARGET, "none")
     kinds = ({}, HANDLED)
     planned, handled = (told(caller.post(PATH, BODY, headers | more), name) for more in kinds)
@@ -79,7 +83,9 @@ def test_what_is_refused_is_refused_alike(caller, headers):
     assert planned[0] == 400
 
 
-def test_an_archive_that_was_broken_a_moment_ago_is_refused_alike(caller, bucket):
+def test_an_archive_that_was_broken_a_moment_ago_is_refused_alike(
+    caller: Client, bucket: Bucket
+) -> None:
     bucket.put({"models/broken.tar.gz": b"this is none"})
     asked = {TARGET: "broken.tar.gz"}
     first = told(caller.post(PATH, BODY, asked), "broken.tar.gz")
@@ -94,12 +100,12 @@ def test_an_archive_that_was_broken_a_moment_ago_is_refused_alike(caller, bucket
     ids=["then it fits", "it never fits"],
 )
 def test_inference_is_sent_again_after_out_of_memory(
-    store,
-    start,
-    tmp_path,
-    headers,
-    case,
-):
+    store: Store,
+    start: Callable[..., Caller],
+    tmp_path: Path,
+    headers: dict[str, str],
+    case: tuple[int, int],
+) -> None:
     """Without measured memory words alone evict a model. Where memory is measured, its figures
     must agree.
     """

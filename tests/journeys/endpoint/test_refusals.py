@@ -13,7 +13,7 @@ from botocore.parsers import create_parser
 from tests.asking import RawConnection
 from tests.journeys.endpoint.conftest import client_of
 from tests.journeys.endpoint.test_invoke import BODY, UUID, refusal
-from tests.running import RunningAdapter, embedded_adapter
+from tests.running import Client, RunningAdapter, embedded_adapter
 
 pytestmark = pytest.mark.triton
 
@@ -60,7 +60,9 @@ def check(runtime: Any, status: int, headers: Mapping[str, str], body: bytes) ->
         pytest.param(LINE + CHUNKED + b"2\r\n{}x\r\n", id="chunk without its end"),
     ],
 )
-def test_what_is_no_http_is_a_validation_error(served, runtime, sent):
+def test_what_is_no_http_is_a_validation_error(
+    served: RunningAdapter, runtime: Any, sent: bytes
+) -> None:
     with RawConnection(served.http) as connection:
         connection.send(sent)
         status, headers, body = parsed(*connection.read_whole())
@@ -72,7 +74,9 @@ def test_what_is_no_http_is_a_validation_error(served, runtime, sent):
 @pytest.mark.parametrize(
     "framing", [b"Content-Length: 9\r\n\r\n{", CHUNKED[len(TARGET) :] + b"9\r\n{"]
 )
-def test_a_body_that_breaks_off_is_a_validation_error(served, runtime, framing):
+def test_a_body_that_breaks_off_is_a_validation_error(
+    served: RunningAdapter, runtime: Any, framing: bytes
+) -> None:
     with RawConnection(served.http) as connection:
         connection.send(LINE + TARGET + framing)
         connection.end()
@@ -99,13 +103,15 @@ def test_a_body_that_breaks_off_is_a_validation_error(served, runtime, framing):
         ("POST", "/endpoints/any/invocations-bidirectional-stream", UNKNOWN),
     ],
 )
-def test_what_is_no_call_of_the_endpoint_has_a_code_too(caller, runtime, method, path, expected):
+def test_what_is_no_call_of_the_endpoint_has_a_code_too(
+    caller: Client, runtime: Any, method: str, path: str, expected: tuple[int, str]
+) -> None:
     reply = caller.request(method, path, BODY)
     headers = {name.lower(): value for name, value in reply.headers.items()}
     assert (reply.status, check(runtime, reply.status, headers, reply.body)) == expected
 
 
-def test_boto3_has_a_code_where_the_head_is_too_long(own_runtime):
+def test_boto3_has_a_code_where_the_head_is_too_long(own_runtime: Any) -> None:
     own_runtime.meta.events.register(
         "before-call.sagemaker-runtime.InvokeEndpoint",
         lambda params, **_: params["headers"].update({"X-Long": "x" * 20_000}),
@@ -121,7 +127,9 @@ def without_store() -> Iterator[RunningAdapter]:
 
 
 @pytest.mark.parametrize("operation", ["describe_endpoint", "delete_endpoint"])
-def test_another_operation_of_aws_is_told_what_is_here(served, operation):
+def test_another_operation_of_aws_is_told_what_is_here(
+    served: RunningAdapter, operation: str
+) -> None:
     control = client_of(served.http, "sagemaker", config=None)
     with closing(control), pytest.raises(ClientError) as raised:
         getattr(control, operation)(EndpointName="any")
@@ -134,15 +142,15 @@ def test_another_operation_of_aws_is_told_what_is_here(served, operation):
 
 
 def test_without_a_store_a_call_is_told_which_settings_make_an_endpoint(
-    without_store,
-):
+    without_store: RunningAdapter,
+) -> None:
     with closing(client_of(without_store.http)) as runtime:
         error = refusal(runtime).response["Error"]
     assert error["Code"] == "UnknownOperationException"
     assert re.search(r"no endpoint: set `model_store` or `endpoints`", error["Message"])
 
 
-def test_without_a_store_what_is_no_http_is_answered_as_ever(without_store):
+def test_without_a_store_what_is_no_http_is_answered_as_ever(without_store: RunningAdapter) -> None:
     with RawConnection(without_store.http) as connection:
         connection.send(b"@" * 20)
         _, headers, body = parsed(*connection.read_whole())

@@ -35,7 +35,7 @@ def resident(caller: Caller) -> list[dict[str, Any]]:
     return models
 
 
-def test_a_model_with_a_request_in_flight_is_not_idle(start, store):
+def test_a_model_with_a_request_in_flight_is_not_idle(start, store: Store):
     store.put_all("a.tar.gz", "b.tar.gz")
     caller = start()
     for name in ("a.tar.gz", "b.tar.gz"):

@@ -27,7 +27,7 @@ PATH = "/endpoints/any/invocations"
 
 
 @pytest.fixture(scope="module")
-def signed(tmp_path_factory) -> Iterator[RunningAdapter]:
+def signed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningAdapter]:
     folder = tmp_path_factory.mktemp("keys")
     for name in ("team-a/one", "team-b/one"):
         shutil.copytree(EXAMPLES / "identity", folder / "store" / name)
@@ -50,13 +50,13 @@ def signing(adapter: RunningAdapter, key: str, secret: str | None = None) -> Any
 
 
 @pytest.fixture(scope="module")
-def team_a(signed) -> Iterator[Any]:
+def team_a(signed: RunningAdapter) -> Iterator[Any]:
     with signing(signed, "AKIDTEAMA") as client:
         yield client
 
 
 @pytest.fixture
-def caller(signed) -> Iterator[Client]:
+def caller(signed: RunningAdapter) -> Iterator[Client]:
     with closing(signed.client()) as client:
         yield client
 
@@ -67,24 +67,24 @@ def code_of(error: ClientError) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize("name", ["team-a/one", "shared/1.tar.gz"])
-def test_a_signed_call_is_answered(team_a, name):
+def test_a_signed_call_is_answered(team_a: Any, name: str) -> None:
     assert json.loads(invoke(team_a, name)["Body"].read())["model_name"] == name
 
 
-def test_a_session_token_has_no_meaning(signed):
+def test_a_session_token_has_no_meaning(signed: RunningAdapter) -> None:
     keys = {"aws_access_key_id": "AKIDTEAMA", "aws_secret_access_key": SECRETS["AKIDTEAMA"]}
     with closing(client_of(signed.http, **keys, aws_session_token="any")) as client:  # noqa: S106
         assert json.loads(invoke(client, "team-a/one")["Body"].read())["outputs"]
 
 
-def test_a_large_body_is_signed_too(team_a):
+def test_a_large_body_is_signed_too(team_a: Any) -> None:
     body, size = binary_request(2_000_000)
     kind = f"application/vnd.sagemaker-triton.binary+json;json-header-size={size}"
     answer = invoke(team_a, "team-a/one", Body=body, ContentType=kind)
     assert answer["Body"].read().endswith(body[size:])
 
 
-def test_a_stream_is_signed_too(team_a):
+def test_a_stream_is_signed_too(team_a: Any) -> None:
     answer = team_a.invoke_endpoint_with_response_stream(
         EndpointName="any", InferenceComponentName="team-a/one", Body=json.dumps(BODY)
     )
@@ -92,7 +92,7 @@ def test_a_stream_is_signed_too(team_a):
     assert json.loads(part["PayloadPart"]["Bytes"])["model_name"] == "team-a/one"
 
 
-def test_forbidden_model_answers_as_absent_one(signed, team_a):
+def test_forbidden_model_answers_as_absent_one(signed: RunningAdapter, team_a: Any) -> None:
     def told(name: str) -> tuple[object, ...]:
         error = refusal(team_a, name)
         headers = error.response["ResponseMetadata"]["HTTPHeaders"]
@@ -108,19 +108,21 @@ def test_forbidden_model_answers_as_absent_one(signed, team_a):
 
 
 @pytest.mark.parametrize("name", ["shared/10.tar.gz", "team-aa/one", "other/team-a/one"])
-def test_patterns_are_of_the_whole_key(team_a, name):
+def test_patterns_are_of_the_whole_key(team_a: Any, name: str) -> None:
     assert "Failed to download model data" in str(refusal(team_a, name))
 
 
 @pytest.mark.parametrize("key", ["AKIDTEAMA", "AKIDNOBODY"])
-def test_a_wrong_secret_and_an_unknown_key_are_told_the_same(signed, key):
+def test_a_wrong_secret_and_an_unknown_key_are_told_the_same(
+    signed: RunningAdapter, key: str
+) -> None:
     with signing(signed, key, "wrong") as client:
         error = refusal(client, "team-a/one")
     assert code_of(error) == (403, "InvalidSignatureException")
     assert "does not match the signature you provided" in str(error)
 
 
-def test_an_unsigned_call_is_refused_before_its_model_is_looked_at(caller):
+def test_an_unsigned_call_is_refused_before_its_model_is_looked_at(caller: Client) -> None:
     for name in ("team-a/one", "none", "../.."):
         reply = caller.post(PATH, BODY, {TARGET: name})
         assert (reply.status, reply.headers["x-amzn-ErrorType"]) == (403, "AccessDeniedException")
@@ -137,7 +139,9 @@ def test_an_unsigned_call_is_refused_before_its_model_is_looked_at(caller):
         {"X-Amz-Meta": "unsigned"},
     ],
 )
-def test_what_the_head_shows_is_refused_before_the_body_is_read(signed, changed):
+def test_what_the_head_shows_is_refused_before_the_body_is_read(
+    signed: RunningAdapter, changed: dict[str, Any]
+) -> None:
     """An unknown key is told by an earlier answer from a wrong secret. Keys are no secrets: each
     request shows its own, and AWS names an unknown one in words.
     """
@@ -164,7 +168,9 @@ def signed_headers(adapter: RunningAdapter, body: bytes, **more: str) -> dict[st
     return dict(request.headers.items())
 
 
-def test_a_call_that_was_altered_on_its_way_is_refused(signed, caller):
+def test_a_call_that_was_altered_on_its_way_is_refused(
+    signed: RunningAdapter, caller: Client
+) -> None:
     body = json.dumps(BODY).encode()
     headers = signed_headers(signed, body)
     assert caller.post(PATH, body, headers).status == 200
@@ -183,14 +189,16 @@ def test_a_call_that_was_altered_on_its_way_is_refused(signed, caller):
 
 
 @pytest.mark.parametrize("value", ["UNSIGNED-PAYLOAD", "STREAMING-AWS4-HMAC-SHA256-PAYLOAD"])
-def test_bodies_that_are_not_signed_are_refused(signed, caller, value):
+def test_bodies_that_are_not_signed_are_refused(
+    signed: RunningAdapter, caller: Client, value: str
+) -> None:
     body = json.dumps(BODY).encode()
     headers = signed_headers(signed, body, X_Amz_Content_SHA256=value)
     reply = caller.post(PATH, body, headers)
     assert (reply.status, reply.headers["x-amzn-ErrorType"]) == (403, "InvalidSignatureException")
 
 
-def test_secrets_are_shown_nowhere(signed):
+def test_secrets_are_shown_nowhere(signed: RunningAdapter) -> None:
     with closing(Client(signed.admin)) as admin:
         shown = json.dumps(admin.get("/debug/config").json()) + json.dumps(signed.lines)
     assert "AKIDTEAMA env:SECRET_OF_A" in shown

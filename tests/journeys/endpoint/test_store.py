@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError
 
+from tests.buckets import Bucket
 from tests.constants import STORE
 from tests.journeys.endpoint.conftest import client_of
 from tests.running import COMPLETE, EMBEDDED, Client, RunningAdapter, wait_until
@@ -19,7 +20,7 @@ pytestmark = pytest.mark.triton
 
 
 @pytest.fixture(scope="module", autouse=True)
-def models(bucket, tmp_path_factory) -> None:
+def models(bucket: Bucket, tmp_path_factory: pytest.TempPathFactory) -> None:
     """`plain` is a model as a folder, `packed.tar.gz` the same as an archive."""
     folder = write_python_model(tmp_path_factory.mktemp("model"))
     bucket.put_model("packed.tar.gz", folder)
@@ -38,7 +39,7 @@ Start = Callable[..., RunningAdapter]
 
 
 @pytest.fixture
-def start(bucket, tmp_path) -> Iterator[Start]:
+def start(bucket: Bucket, tmp_path: Path) -> Iterator[Start]:
     """Start an adapter in front of the bucket; ended after the test."""
     with ExitStack() as stack:
 
@@ -91,7 +92,7 @@ def test_models_of_a_bucket_outlive_a_killed_adapter_on_disk(start):
 
 
 @pytest.fixture
-def versions(tmp_path) -> list[Path]:
+def versions(tmp_path: Path) -> list[Path]:
     """Two versions of a model: one adds 1 to what it is sent, the other 2."""
     return [
         write_python_model(tmp_path / str(number), answer=f"values = values + {number}")

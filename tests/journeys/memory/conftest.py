@@ -10,18 +10,18 @@ from tests.running import Client, RunningAdapter, unload_all
 
 
 @pytest.fixture(scope="module")
-def root(tmp_path_factory) -> Path:
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("models")
 
 
 @pytest.fixture
-def adapter(running) -> Iterator[RunningAdapter]:
+def adapter(running: RunningAdapter) -> Iterator[RunningAdapter]:
     """Whatever the test loaded is unloaded after it."""
     yield running
     unload_all(running)
 
 
 @pytest.fixture
-def client(adapter) -> Iterator[Client]:
+def client(adapter: RunningAdapter) -> Iterator[Client]:
     with closing(adapter.client()) as client:
         yield client

@@ -3,6 +3,7 @@
 import os
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -38,7 +39,9 @@ def ask(client: Client, value: float = 0.0, **more: object) -> Reply:
     return client.post("/models/lang/invoke", infer_body(value) | more)
 
 
-def test_a_model_that_only_says_that_its_process_died_goes_on(client, tmp_path):
+def test_a_model_that_only_says_that_its_process_died_goes_on(
+    client: Client, tmp_path: Path
+) -> None:
     package = write_python_model(tmp_path / "lang", answer=_SAYS_DEAD)
     assert client.load("lang", package).status == 200
     for _ in range(3):
@@ -48,8 +51,8 @@ def test_a_model_that_only_says_that_its_process_died_goes_on(client, tmp_path):
 
 @pytest.mark.parametrize("request_id", ["r7", "x" * 3000 + "\ntwo lines"])
 def test_a_process_that_died_is_seen_by_a_request_of_any_name(
-    client, running, tmp_path, request_id
-):
+    client: Client, running: RunningAdapter, tmp_path: Path, request_id: str
+) -> None:
     assert client.load("lang", write_python_model(tmp_path / "lang")).status == 200
     [pid] = stubs(running, "lang")
     os.kill(pid, signal.SIGKILL)
@@ -58,7 +61,9 @@ def test_a_process_that_died_is_seen_by_a_request_of_any_name(
 
 
 @pytest.mark.nightly
-def test_a_model_that_lost_one_of_two_processes_is_dead(client, running, tmp_path):
+def test_a_model_that_lost_one_of_two_processes_is_dead(
+    client: Client, running: RunningAdapter, tmp_path: Path
+) -> None:
     package = write_python_model(tmp_path / "lang", config=_TWO)
     assert client.load("lang", package).status == 200
     pids = stubs(running, "lang")

@@ -85,7 +85,9 @@ class Seen:
 
 
 @pytest.fixture(scope="module", params=_VIEWS)
-def seen(request, triton, tmp_path_factory) -> Iterator[Seen]:
+def seen(
+    request: pytest.FixtureRequest, triton: RunningAdapter, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Seen]:
     root = tmp_path_factory.mktemp("models")
     gpus = ScriptedGpus(tmp_path_factory.mktemp("gpus"))
     gpus.add("GPU-a", _TOTAL)
@@ -109,7 +111,7 @@ OOM = (507, "OutOfMemory")
 
 
 @pytest.mark.parametrize("text", WEAK)
-def test_weak_words_of_an_inference_are_507_where_memory_was_low(seen, text):
+def test_weak_words_of_an_inference_are_507_where_memory_was_low(seen: Seen, text: str) -> None:
     expected = OOM if seen.is_low else (500, "InferenceFailed")
 
     assert outcome(seen.infer(500, text)) == expected
@@ -117,14 +119,14 @@ def test_weak_words_of_an_inference_are_507_where_memory_was_low(seen, text):
         assert outcome(seen.infer(*text.split(": ", 1))) == expected
 
 
-def test_weak_words_of_a_load_are_507_where_memory_was_low(seen):
+def test_weak_words_of_a_load_are_507_where_memory_was_low(seen: Seen) -> None:
     expected = OOM if seen.is_low else (400, "InvalidModel")
 
     texts = WEAK[1::3]  # all of them: tests/unit/core/test_oom.py
     assert seen.failed_loads("weak", texts) == [expected] * len(texts)
 
 
-def test_what_memory_said_is_in_the_answer(seen):
+def test_what_memory_said_is_in_the_answer(seen: Seen) -> None:
     body = seen.infer(500, WEAK[1]).json()
 
     if seen.is_low:
@@ -136,7 +138,7 @@ def test_what_memory_said_is_in_the_answer(seen):
 
 
 @pytest.mark.parametrize("how", ["RuntimeError", 500])
-def test_a_size_far_below_what_is_free_is_507_once(seen, how):
+def test_a_size_far_below_what_is_free_is_507_once(seen: Seen, how: str | int) -> None:
     name = f"echo-{how}"
     assert seen.client.load(name, write_failing_answers(seen.root / name)).status == 200
     body = failing(how, "CUDA out of memory. Tried to allocate 20.00 MiB")
@@ -146,7 +148,7 @@ def test_a_size_far_below_what_is_free_is_507_once(seen, how):
     assert seen.client.delete(f"/models/{name}").status == 200
 
 
-def test_strong_words_of_a_load_are_507_whatever_memory_says(seen):
+def test_strong_words_of_a_load_are_507_whatever_memory_says(seen: Seen) -> None:
     """A load cannot repeat what a caller wrote, so its text is believed each time."""
     texts = [STRONG[0], STRONG[3], STRONG[0].replace("20.00 MiB", "20.00 GiB")]
     for number in range(2):  # all texts: tests/unit/core/test_oom.py
@@ -154,13 +156,13 @@ def test_strong_words_of_a_load_are_507_whatever_memory_says(seen):
 
 
 @pytest.mark.parametrize("status", [400, 404, 501])
-def test_the_words_in_a_refusal_of_the_request_are_passed_through(seen, status):
+def test_the_words_in_a_refusal_of_the_request_are_passed_through(seen: Seen, status: int) -> None:
     reply = seen.infer(status, "the prompt is: CUDA out of memory")
 
     assert reply.status in {400, 500}  # a model's own 404 would say 'load me again'
 
 
-def test_a_full_disk_is_passed_through(seen):
+def test_a_full_disk_is_passed_through(seen: Seen) -> None:
     assert [outcome(seen.infer(500, text)) for text in DISK] == [(500, "InferenceFailed")] * 2
     assert seen.failed_loads("disk", DISK) == [(400, "InvalidModel")] * 2
 
@@ -168,11 +170,11 @@ def test_a_full_disk_is_passed_through(seen):
 @pytest.mark.parametrize(
     "text", ["[request id: x] Exceeds maximum queue size", "Request timeout expired"]
 )
-def test_an_overload_is_503(seen, text):
+def test_an_overload_is_503(seen: Seen, text: str) -> None:
     assert outcome(seen.infer(503, text)) == (503, "BackendUnavailable")
 
 
-def test_a_process_killed_in_a_load_is_507_where_memory_was_low(seen):
+def test_a_process_killed_in_a_load_is_507_where_memory_was_low(seen: Seen) -> None:
     package = seen.root / "killed-in-load"
     kill = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
     write_python_model(package, initialize=kill, config=_SMALL)
@@ -182,7 +184,7 @@ def test_a_process_killed_in_a_load_is_507_where_memory_was_low(seen):
     assert seen.client.get(f"/models/{package.name}").status == 404
 
 
-def test_a_process_killed_in_an_inference_is_507_where_memory_was_low(seen):
+def test_a_process_killed_in_an_inference_is_507_where_memory_was_low(seen: Seen) -> None:
     """As the kernel does it when memory runs out. The model is dead either way: 404 after it."""
     package, pid = seen.root / "killed", seen.root / "killed.pid"
     note = f"import os, pathlib; pathlib.Path({str(pid)!r}).write_text(str(os.getpid()))"
@@ -198,12 +200,14 @@ def test_a_process_killed_in_an_inference_is_507_where_memory_was_low(seen):
 
 
 @pytest.fixture
-def little_shm(tmp_path) -> Iterator[RunningAdapter]:
+def little_shm(tmp_path: Path) -> Iterator[RunningAdapter]:
     with adapter_with_little("/dev/shm", "4m", f"--model-roots={tmp_path}") as adapter:
         yield adapter
 
 
-def test_filled_shared_memory_is_507_until_freed(little_shm, tmp_path):
+def test_filled_shared_memory_is_507_until_freed(
+    little_shm: RunningAdapter, tmp_path: Path
+) -> None:
     """One model has filled it, for all others."""
     answer = "import numpy; values = numpy.ones(int(values[0]), values.dtype)"
     grower = write_python_model(tmp_path / "grower", answer=answer)

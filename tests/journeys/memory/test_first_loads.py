@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import closing
+from pathlib import Path
 
 import grpc
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from adapter._proto import model_runtime_pb2 as mmesh
 from tests.constants import UNLOAD
 from tests.journeys.memory.models import MIB, check_agreement, tree_bytes, write_eater
-from tests.running import COMPLETE, RunningAdapter, embedded_adapter
+from tests.running import COMPLETE, Client, RunningAdapter, embedded_adapter
 from tests.trees import infer_body
 
 pytestmark = pytest.mark.triton
@@ -25,12 +26,14 @@ _LEARNED = ("needs more than", "(measured)")
 
 
 @pytest.fixture(scope="module")
-def running(root) -> Iterator[RunningAdapter]:
+def running(root: Path) -> Iterator[RunningAdapter]:
     with embedded_adapter(*_FLAGS, COMPLETE, f"--model-roots={root}") as adapter:
         yield adapter
 
 
-def test_of_five_models_only_those_stay_that_fit(adapter, client, root):
+def test_of_five_models_only_those_stay_that_fit(
+    adapter: RunningAdapter, client: Client, root: Path
+) -> None:
     replies = []
     for name in "abcde":
         package = write_eater(root / name, _MODEL_MIB, imports=f"#{name}")
@@ -48,7 +51,9 @@ def names_learned_size(error: str) -> bool:
     return any(text in error for text in _LEARNED)
 
 
-def test_load_that_took_too_much_needs_more_afterwards(adapter, client, root):
+def test_load_that_took_too_much_needs_more_afterwards(
+    adapter: RunningAdapter, client: Client, root: Path
+) -> None:
     """If it was ended before it was over, nobody has seen how much it would have taken."""
     assert client.load("first", write_eater(root / "first", 334)).status == 200
     beside = write_eater(root / "beside", 174)
@@ -73,7 +78,9 @@ def test_load_that_took_too_much_needs_more_afterwards(adapter, client, root):
     assert client.load("beside", beside).status == 200
 
 
-def test_what_alone_takes_more_than_there_is_can_never_fit(adapter, client, root):
+def test_what_alone_takes_more_than_there_is_can_never_fit(
+    adapter: RunningAdapter, client: Client, root: Path
+) -> None:
     """The load may be ended as soon as it has passed the limit. Nothing is forgotten of that."""
     package = write_eater(root / "alone", 530)
     seen_bytes = 0
@@ -86,7 +93,9 @@ def test_what_alone_takes_more_than_there_is_can_never_fit(adapter, client, root
     check_agreement(adapter)
 
 
-def test_a_mesh_and_a_caller_of_v2_are_told_the_same(adapter, client, root):
+def test_a_mesh_and_a_caller_of_v2_are_told_the_same(
+    adapter: RunningAdapter, client: Client, root: Path
+) -> None:
     with grpc.insecure_channel(adapter.grpc) as channel:
         mesh = channel.unary_unary(
             "/mmesh.ModelRuntime/loadModel",
@@ -126,8 +135,8 @@ time.sleep(3600)
 
 @pytest.mark.nightly
 def test_load_ended_during_completion_stays_in_triton(
-    tmp_path,
-):
+    tmp_path: Path,
+) -> None:
     """One of Triton's threads for loads is stuck from there on."""
     package = write_eater(tmp_path / "early", 1, imports=_GROWS_AT_IMPORT)
     with (

@@ -94,7 +94,7 @@ def gauged(
         yield GaugedAdapter(adapter, client, scripted, gauge, package)
 
 
-def test_third_behind_lagging_gauge_is_refused(triton, tmp_path):
+def test_third_behind_lagging_gauge_is_refused(triton: RunningAdapter, tmp_path: Path) -> None:
     """It fits once one has gone."""
     with gauged(triton, tmp_path, "--memory-source=triton", declares="") as at:
         assert at.load("a", "b") == [200, 200]
@@ -110,7 +110,7 @@ def test_third_behind_lagging_gauge_is_refused(triton, tmp_path):
         assert at.gpus.used == {_GPU: 2 * _MODEL * MIB}
 
 
-def test_unload_is_answered_when_gauge_shows_it(triton, tmp_path):
+def test_unload_is_answered_when_gauge_shows_it(triton: RunningAdapter, tmp_path: Path) -> None:
     """No later than allowed."""
     with gauged(triton, tmp_path, "--memory-source=triton") as at:
         assert at.load("a", "b") == [200, 200]
@@ -126,7 +126,9 @@ def test_unload_is_answered_when_gauge_shows_it(triton, tmp_path):
 
 @pytest.mark.parametrize("declares", [f"{_MODEL}MiB", ""], ids=["declared", "unknown"])
 @pytest.mark.nightly
-def test_nothing_of_nothing_is_not_a_full_gpu(triton, tmp_path, declares):
+def test_nothing_of_nothing_is_not_a_full_gpu(
+    triton: RunningAdapter, tmp_path: Path, declares: str
+) -> None:
     flag = "--memory-source=triton"
     with gauged(triton, tmp_path, flag, declares=declares, is_broken=True) as at:
         assert at.load("a", "b") == [200, 200]
@@ -134,7 +136,9 @@ def test_nothing_of_nothing_is_not_a_full_gpu(triton, tmp_path, declares):
 
 
 @pytest.mark.nightly
-def test_while_the_gauge_says_nothing_the_ledger_goes_on(triton, tmp_path):
+def test_while_the_gauge_says_nothing_the_ledger_goes_on(
+    triton: RunningAdapter, tmp_path: Path
+) -> None:
     with gauged(triton, tmp_path, "--memory-source=triton") as at:
         assert at.load("a") == [200]
         at.gauge.page.is_broken = True
@@ -147,7 +151,9 @@ def test_while_the_gauge_says_nothing_the_ledger_goes_on(triton, tmp_path):
 
 
 @pytest.mark.nightly
-def test_a_gauge_that_is_frozen_empty_hides_no_lack_of_memory(triton, tmp_path):
+def test_a_gauge_that_is_frozen_empty_hides_no_lack_of_memory(
+    triton: RunningAdapter, tmp_path: Path
+) -> None:
     with gauged(triton, tmp_path, "--memory-source=triton") as at:
         at.gauge.page.is_frozen = True
 
@@ -155,7 +161,9 @@ def test_a_gauge_that_is_frozen_empty_hides_no_lack_of_memory(triton, tmp_path):
 
 
 @pytest.mark.nightly
-def test_a_gauge_that_goes_and_comes_back_is_noticed_both_times(triton, tmp_path):
+def test_a_gauge_that_goes_and_comes_back_is_noticed_both_times(
+    triton: RunningAdapter, tmp_path: Path
+) -> None:
     with gauged(triton, tmp_path, "--memory-source=triton") as at:
         assert at.load("a") == [200]
         at.gauge.stop()
@@ -170,7 +178,7 @@ def test_a_gauge_that_goes_and_comes_back_is_noticed_both_times(triton, tmp_path
         assert at.load("c") == [200]
 
 
-def test_nvml_shows_each_load_and_unload_at_once(triton, tmp_path):
+def test_nvml_shows_each_load_and_unload_at_once(triton: RunningAdapter, tmp_path: Path) -> None:
     with gauged(triton, tmp_path, declares="") as at:
         assert at.adapter.started["memory_source"] == "nvml"
         assert at.load("a", "b") == [200, 200]
@@ -184,7 +192,7 @@ def test_nvml_shows_each_load_and_unload_at_once(triton, tmp_path):
 
 
 @pytest.mark.nightly
-def test_what_others_take_counts_as_well(triton, tmp_path):
+def test_what_others_take_counts_as_well(triton: RunningAdapter, tmp_path: Path) -> None:
     with gauged(triton, tmp_path) as at:
         assert at.load("a") == [200]
         at.gpus.others_take(_GPU, 300 * MIB)
@@ -195,7 +203,9 @@ def test_what_others_take_counts_as_well(triton, tmp_path):
 
 
 @pytest.mark.nightly
-def test_nvml_and_tritons_metrics_stand_in_for_each_other(triton, tmp_path):
+def test_nvml_and_tritons_metrics_stand_in_for_each_other(
+    triton: RunningAdapter, tmp_path: Path
+) -> None:
     with gauged(triton, tmp_path) as at:
         assert at.load("a") == [200]
         at.let_the_gauge_catch_up()
@@ -213,7 +223,9 @@ def test_nvml_and_tritons_metrics_stand_in_for_each_other(triton, tmp_path):
 
 
 @pytest.mark.parametrize("source", ["nvml", pytest.param("triton", marks=pytest.mark.nightly)])
-def test_of_two_gpus_each_has_figures_of_its_own(triton, tmp_path, source):
+def test_of_two_gpus_each_has_figures_of_its_own(
+    triton: RunningAdapter, tmp_path: Path, source: str
+) -> None:
     """The package says nothing of either: the first load tells where it goes and what it takes.
 
     The neighbour is there from the start. The model could be booked with memory of one that comes

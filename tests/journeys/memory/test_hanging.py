@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from adapter.core import times
-from tests.asking import background, model_names, triton_index
+from tests.asking import Gate, background, model_names, triton_index
 from tests.constants import UNLOAD
 from tests.journeys.memory.models import check_agreement, write_eater
 from tests.processes import stubs, tritonserver
@@ -33,7 +33,7 @@ _LONGER_SECONDS = 2  # twice the load as well: it may meet a busy moment
 
 
 @pytest.fixture(scope="module")
-def running(model_root) -> Iterator[RunningAdapter]:
+def running(model_root: Path) -> Iterator[RunningAdapter]:
     """An adapter whose Triton completes configurations."""
     with embedded_adapter(f"--model-roots={model_root}") as adapter:
         yield adapter
@@ -71,7 +71,9 @@ def check_serving(adapter: RunningAdapter, client: Client, *names: str) -> None:
     check_agreement(adapter)
 
 
-def test_an_unload_ends_a_load_that_hangs_and_leaves_nothing_of_it(adapter, client, package):
+def test_an_unload_ends_a_load_that_hangs_and_leaves_nothing_of_it(
+    adapter: RunningAdapter, client: Client, package: Path
+) -> None:
     write_hanging(package)
     with background(adapter) as others:
         for _ in range(2):  # as well the second time
@@ -85,7 +87,9 @@ def test_an_unload_ends_a_load_that_hangs_and_leaves_nothing_of_it(adapter, clie
             check_agreement(adapter)
 
 
-def test_unload_of_dead_model_ends_despite_hang(adapter, client, package, tmp_path):
+def test_unload_of_dead_model_ends_despite_hang(
+    adapter: RunningAdapter, client: Client, package: Path, tmp_path: Path
+) -> None:
     """Triton lets go of a dead model by a load of the same name (docs/design/triton.md)."""
     flag = tmp_path / "hangs"
     hangs = f"while os.path.exists({str(flag)!r}):\n    time.sleep(0.01)\n"
@@ -102,7 +106,9 @@ def test_unload_of_dead_model_ends_despite_hang(adapter, client, package, tmp_pa
     check_serving(adapter, client, "m")
 
 
-def test_a_load_beside_one_that_hangs_is_held_back_once(adapter, client, package):
+def test_a_load_beside_one_that_hangs_is_held_back_once(
+    adapter: RunningAdapter, client: Client, package: Path
+) -> None:
     """Loads of unknown size are measured one by one, and the next one waits for 5 s at most."""
     hanging, sound = write_hanging(package / "hanging"), write_eater(package / "sound", 1)
     more = [write_eater(package / f"sound{n}", 30) for n in range(2)]
@@ -121,7 +127,9 @@ def test_a_load_beside_one_that_hangs_is_held_back_once(adapter, client, package
         check_serving(adapter, client, "before", "beside0", "beside1")
 
 
-def test_first_load_beside_two_hanging_takes_seconds(adapter, client, package):
+def test_first_load_beside_two_hanging_takes_seconds(
+    adapter: RunningAdapter, client: Client, package: Path
+) -> None:
     hanging = [write_hanging(package / f"hanging{number}") for number in range(2)]
     sound = write_eater(package / "sound", 20, imports="# seen for the first time")
     names = ["m0", "m1"]
@@ -140,7 +148,9 @@ def test_first_load_beside_two_hanging_takes_seconds(adapter, client, package):
 
 @pytest.mark.nightly
 @pytest.mark.timeout(400)
-def test_five_slow_first_loads_at_once_are_answered(adapter, client, package):
+def test_five_slow_first_loads_at_once_are_answered(
+    adapter: RunningAdapter, client: Client, package: Path
+) -> None:
     """Triton has four load threads, so the fifth begins when one of the others hangs or ends."""
     names = [f"slow{number}" for number in range(5)]
     statements = f"import time\ntime.sleep({_SLOW_SECONDS})\n"
@@ -192,13 +202,13 @@ def check_four_hanging(adapter: RunningAdapter, client: Client, folder: Path, *,
 
 @pytest.mark.nightly
 def test_four_hanging_loads_that_are_unloaded_cost_no_model_that_is_loaded(
-    adapter, client, package
-):
+    adapter: RunningAdapter, client: Client, package: Path
+) -> None:
     check_four_hanging(adapter, client, package, end="unload")
 
 
 @pytest.mark.nightly
-def test_four_hanging_loads_cost_no_loaded_model(tmp_path):
+def test_four_hanging_loads_cost_no_loaded_model(tmp_path: Path) -> None:
     with (
         embedded_adapter(f"--model-roots={tmp_path}", "--load-timeout-seconds=12") as adapter,
         closing(adapter.client()) as client,
@@ -206,7 +216,7 @@ def test_four_hanging_loads_cost_no_loaded_model(tmp_path):
         check_four_hanging(adapter, client, tmp_path, end="limit")
 
 
-def test_load_hanging_at_import_is_ended_later(tmp_path, gate):
+def test_load_hanging_at_import_is_ended_later(tmp_path: Path, gate: Gate) -> None:
     """To kill it before would cost a thread for good (docs/design/triton.md)."""
     folder = tmp_path / "hanging"
     package = write_eater(folder, 1, imports=gate.statements, initialize=_FOREVER)
@@ -248,13 +258,15 @@ def check_unloads_at_moments(
         assert adapter.events("model.load_stuck") == []
 
 
-def test_a_load_that_is_unloaded_soon_leaves_nothing_and_costs_no_thread(adapter, client, package):
+def test_a_load_that_is_unloaded_soon_leaves_nothing_and_costs_no_thread(
+    adapter: RunningAdapter, client: Client, package: Path
+) -> None:
     check_unloads_at_moments(adapter, client, package, 0.1, 0.3, 0.6)
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("flags", [(), (COMPLETE,)])
-def test_load_unloaded_at_any_moment_leaves_nothing(tmp_path, flags):
+def test_load_unloaded_at_any_moment_leaves_nothing(tmp_path: Path, flags: tuple[str, ...]) -> None:
     """It costs no thread of Triton."""
     with (
         embedded_adapter(f"--model-roots={tmp_path}", *flags) as adapter,

@@ -18,7 +18,7 @@ _SHARE = 0.06
 
 
 @pytest.fixture(scope="module")
-def running(root) -> Iterator[RunningAdapter]:
+def running(root: Path) -> Iterator[RunningAdapter]:
     flags = ("--memory-source=host", "--memory-limit=512MiB", "--memory-reserve=0")
     with embedded_adapter(*flags, COMPLETE, f"--model-roots={root}") as adapter:
         yield adapter
@@ -41,7 +41,9 @@ def check_fifth(adapter: RunningAdapter, client: Client, url: Path, needed_bytes
     check_agreement(adapter)
 
 
-def test_fifth_is_refused_with_measured_figures(adapter, client, root):
+def test_fifth_is_refused_with_measured_figures(
+    adapter: RunningAdapter, client: Client, root: Path
+) -> None:
     package = write_eater(root / "measured", _MODEL_MIB)
     empty = tree_bytes(adapter)
     assert client.load("a", package).status == 200
@@ -51,7 +53,9 @@ def test_fifth_is_refused_with_measured_figures(adapter, client, root):
     check_fifth(adapter, client, package, pytest.approx(taken, rel=_SHARE))
 
 
-def test_fifth_that_declares_its_need_is_refused(adapter, client, root):
+def test_fifth_that_declares_its_need_is_refused(
+    adapter: RunningAdapter, client: Client, root: Path
+) -> None:
     """It was never loaded."""
     declared = f"{_MODEL_MIB + 30}MiB"
     packages = {
@@ -64,7 +68,9 @@ def test_fifth_that_declares_its_need_is_refused(adapter, client, root):
     check_fifth(adapter, client, packages["e"], (_MODEL_MIB + 30) * MIB)
 
 
-def test_when_an_unload_is_answered_the_memory_is_back(adapter, client, root):
+def test_when_an_unload_is_answered_the_memory_is_back(
+    adapter: RunningAdapter, client: Client, root: Path
+) -> None:
     package = write_eater(root / "back", _MODEL_MIB)
     before = tree_bytes(adapter)
     assert client.load("a", package).status == 200

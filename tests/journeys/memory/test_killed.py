@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.asking import background, model_names
+from tests.asking import Gate, background, model_names
 from tests.journeys.memory.models import check_agreement, write_eater
 from tests.processes import beside, stubs, tritonserver
 from tests.running import COMPLETE, Client, RunningAdapter, embedded_adapter, unload_all, wait_until
@@ -30,14 +30,14 @@ _EXPECTED = {200, 404, 409, 503}
 
 
 @pytest.fixture(scope="module")
-def running(root) -> Iterator[RunningAdapter]:
+def running(root: Path) -> Iterator[RunningAdapter]:
     flags = (f"--model-roots={root}", "--on-triton-restart=forget", COMPLETE)
     with embedded_adapter(*flags) as adapter:
         yield adapter
 
 
 @pytest.fixture
-def folder(root, tmp_path) -> Path:
+def folder(root: Path, tmp_path: Path) -> Path:
     return root / tmp_path.name
 
 
@@ -54,7 +54,9 @@ def check_next_load(adapter: RunningAdapter, package: Path) -> None:
         assert client.delete("/models/m").status == 200
 
 
-def test_a_python_process_killed_in_initialize_fails_that_load_alone(adapter, folder, gate):
+def test_a_python_process_killed_in_initialize_fails_that_load_alone(
+    adapter: RunningAdapter, folder: Path, gate: Gate
+) -> None:
     package = write_python_model(folder, initialize=gate.statements)
     with background(adapter) as others:
         loading = others.ask(lambda c: c.load("m", package))
@@ -72,7 +74,9 @@ def test_a_python_process_killed_in_initialize_fails_that_load_alone(adapter, fo
 
 
 @pytest.mark.of_triton("2.51", "2.73", "the words of its python backend")
-def test_a_python_process_killed_in_an_inference_fails_that_and_loads_again(adapter, folder, gate):
+def test_a_python_process_killed_in_an_inference_fails_that_and_loads_again(
+    adapter: RunningAdapter, folder: Path, gate: Gate
+) -> None:
     package = write_python_model(folder, answer=gate.statements)
     with closing(adapter.client()) as client, background(adapter) as others:
         assert client.load("dies", package).status == 200
@@ -97,7 +101,9 @@ def test_a_python_process_killed_in_an_inference_fails_that_and_loads_again(adap
 
 
 @pytest.mark.parametrize("moment", ["load", "inference", "unload"])
-def test_a_killed_triton_is_replaced_and_forgotten_with_what_it_had(adapter, folder, gate, moment):
+def test_a_killed_triton_is_replaced_and_forgotten_with_what_it_had(
+    adapter: RunningAdapter, folder: Path, gate: Gate, moment: str
+) -> None:
     body = {"load": "initialize", "inference": "answer", "unload": "finalize"}[moment]
     package = write_python_model(folder, **{body: gate.statements})
     sound = write_python_model(folder.with_name(f"{folder.name}-sound"))
@@ -156,8 +162,8 @@ def keep_busy(adapter: RunningAdapter, seed: int, package: Path) -> set[int]:
 @pytest.mark.timeout(300)
 @pytest.mark.nightly
 def test_next_adapter_mends_what_killed_one_left(
-    tmp_path,
-):
+    tmp_path: Path,
+) -> None:
     """It was killed at any moment."""
     kill_at_moments(range(3), _SEED, tmp_path)
 

@@ -48,7 +48,7 @@ values = pb_utils.get_output_tensor_by_name(found, "OUT").as_numpy()
 
 
 @pytest.fixture(scope="module")
-def running(root) -> Iterator[RunningAdapter]:
+def running(root: Path) -> Iterator[RunningAdapter]:
     """What it does at its end is checked as well, with all that the tests have left in Triton."""
     flags = (f"--model-roots={root}", "--infer-timeout-seconds=4", COMPLETE)
     # models of two processes, which Triton unloads in 2.4 s, are not to be taken for hanging ones
@@ -57,7 +57,7 @@ def running(root) -> Iterator[RunningAdapter]:
 
 
 @pytest.fixture
-def package(root, tmp_path) -> Path:
+def package(root: Path, tmp_path: Path) -> Path:
     return write_python_model(root / tmp_path.name / "m", imports=_IMPORTS, answer=_ANSWER)
 
 
@@ -98,7 +98,9 @@ def die(client: Client, name: str = "m") -> None:
 
 
 @pytest.mark.parametrize("end", ["dies", "hangs"])
-def test_unload_frees_regions_of_dead_processes(adapter, client, package, end):
+def test_unload_frees_regions_of_dead_processes(
+    adapter: RunningAdapter, client: Client, package: Path, end: str
+) -> None:
     before = mapped_bytes(adapter)
     assert client.load("m", package).status == 200
     check_serves(client, "m")
@@ -116,7 +118,9 @@ def test_unload_frees_regions_of_dead_processes(adapter, client, package, end):
     assert mapped_bytes(adapter) - before < 2 * MIB
 
 
-def test_loaded_models_keep_their_regions(adapter, client, package):
+def test_loaded_models_keep_their_regions(
+    adapter: RunningAdapter, client: Client, package: Path
+) -> None:
     """They serve while those of others are freed."""
     two = write_python_model(
         package.with_name("two"), imports=_IMPORTS, answer=_ANSWER, config=CONFIG + _INSTANCES
@@ -152,7 +156,9 @@ def test_loaded_models_keep_their_regions(adapter, client, package):
         assert using.result()[0] >= 5
 
 
-def test_the_region_of_a_dead_instance_stays_while_triton_has_the_model(adapter, client, package):
+def test_the_region_of_a_dead_instance_stays_while_triton_has_the_model(
+    adapter: RunningAdapter, client: Client, package: Path
+) -> None:
     write_python_model(package, imports=_IMPORTS, answer=_ANSWER, config=CONFIG + _INSTANCES)
     other = write_python_model(package.with_name("other"))
     assert client.load("m", package).status == 200
@@ -170,7 +176,9 @@ def test_the_region_of_a_dead_instance_stays_while_triton_has_the_model(adapter,
     assert regions(adapter) == {}
 
 
-def test_dead_model_unloaded_elsewhere_leaves_no_region(adapter, client, package):
+def test_dead_model_unloaded_elsewhere_leaves_no_region(
+    adapter: RunningAdapter, client: Client, package: Path
+) -> None:
     assert client.load("m", package).status == 200
     check_serves(client, "m")
     (victim,) = stubs(adapter, "m")
@@ -186,7 +194,9 @@ def test_dead_model_unloaded_elsewhere_leaves_no_region(adapter, client, package
     check_serves(client, "m")
 
 
-def test_a_process_that_dies_during_the_load_leaves_no_region(adapter, client, package):
+def test_a_process_that_dies_during_the_load_leaves_no_region(
+    adapter: RunningAdapter, client: Client, package: Path
+) -> None:
     write_python_model(package, imports="import os", initialize="os._exit(1)")
     assert client.load("m", package).status == 400
     assert regions(adapter) == {}

@@ -31,7 +31,7 @@ def triton() -> Iterator[RunningAdapter]:
 
 
 @pytest.fixture
-def package(tmp_path) -> Path:
+def package(tmp_path: Path) -> Path:
     return write_eater(tmp_path / "m", 16, declares="64MiB")
 
 
@@ -55,7 +55,9 @@ def check_served_and_unloaded(adapter: RunningAdapter, client: Client) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_an_adapter_that_is_started_again_serves_what_it_had_loaded(triton, package, number):
+def test_an_adapter_that_is_started_again_serves_what_it_had_loaded(
+    triton: RunningAdapter, package: Path, number: signal.Signals
+) -> None:
     flags = (f"--model-roots={package.parent}", _LIMIT)
     with beside(triton, *flags) as first, closing(first.client()) as client:
         load_all(client, package)
@@ -88,7 +90,7 @@ def held(state: dict[str, Any]) -> int:
     return sum(book["used_by_models_bytes"] for book in state["memory"]["devices"].values())
 
 
-def test_sizes_that_were_measured_are_known_to_the_next_run(tmp_path):
+def test_sizes_that_were_measured_are_known_to_the_next_run(tmp_path: Path) -> None:
     package = write_eater(tmp_path / "models" / "m", 128)
     repository = tmp_path / "repository"
     flags = (
@@ -127,7 +129,9 @@ def running(*flags: str) -> Iterator[RunningAdapter]:
 
 @pytest.mark.parametrize("mode", ["forget", "reload"])
 @pytest.mark.races
-def test_a_triton_that_was_restarted_is_noticed_at_once(triton, package, mode):
+def test_a_triton_that_was_restarted_is_noticed_at_once(
+    triton: RunningAdapter, package: Path, mode: str
+) -> None:
     """The embedded one is: test_killed.py, test_ping.py."""
     flags = (f"--model-roots={package.parent}", _LIMIT, f"--on-triton-restart={mode}")
     with beside(triton, *flags) as adapter, closing(adapter.client()) as client:
@@ -155,7 +159,9 @@ def folders(adapter: RunningAdapter) -> list[Path]:
 
 
 @pytest.mark.races
-def test_the_list_never_names_what_triton_has_lost_for_long(triton, package):
+def test_the_list_never_names_what_triton_has_lost_for_long(
+    triton: RunningAdapter, package: Path
+) -> None:
     flags = (f"--model-roots={package.parent}", _LIMIT)
     with beside(triton, *flags) as adapter, closing(adapter.client()) as client:
         load_all(client, package)

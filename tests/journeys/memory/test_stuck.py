@@ -54,7 +54,7 @@ def is_serving(adapter: RunningAdapter, name: str) -> bool:
         return client.post(f"/models/{name}/invoke", infer_body(1.0)).status == 200
 
 
-def test_stuck_load_is_given_up_and_reloads(tmp_path):
+def test_stuck_load_is_given_up_and_reloads(tmp_path: Path) -> None:
     sound, package = write_sound(tmp_path / "sound"), write_deadly(tmp_path / "changing")
     with (
         embedded_adapter(f"--model-roots={tmp_path}") as adapter,
@@ -82,8 +82,8 @@ def test_stuck_load_is_given_up_and_reloads(tmp_path):
 
 @pytest.mark.nightly
 def test_stuck_load_threads_restart_triton_with_models(
-    tmp_path,
-):
+    tmp_path: Path,
+) -> None:
     sound, deadly = write_sound(tmp_path / "sound"), write_deadly(tmp_path / "deadly")
     names = [f"dead-{number}" for number in range(4)]
     with (

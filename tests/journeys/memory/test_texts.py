@@ -84,7 +84,7 @@ def tensors(name: str, body: dict[str, object]) -> pb.ModelInferRequest:
 
 
 @pytest.fixture(scope="module")
-def running(root) -> Iterator[RunningAdapter]:
+def running(root: Path) -> Iterator[RunningAdapter]:
     """Memory is not read, and another model is loaded: the words alone decide."""
     with beside_another_model("--memory-source=off", root=root) as adapter:
         yield adapter
@@ -101,7 +101,7 @@ def beside_another_model(*flags: str, root: Path) -> Iterator[RunningAdapter]:
 
 
 @pytest.fixture(scope="module")
-def raiser(running, root) -> str:
+def raiser(running: RunningAdapter, root: Path) -> str:
     with closing(running.client()) as client:
         assert client.load("raiser", write_failing_answers(root / "raiser")).status == 200
     return "raiser"
@@ -146,8 +146,8 @@ def is_as_labelled(label: Label, outcome: Outcome, said: str) -> bool:
     ],
 )
 def test_an_inference_that_fails_is_507_as_its_text_is_labelled(
-    running, raiser, infer, failure, each
-):
+    running: RunningAdapter, raiser: str, infer: Infer, failure: Failure, each: int
+) -> None:
     cases = sorted(labels("infer"), key=lambda label: label.is_oom)[::each]
     wrong = []
     for label in cases:
@@ -171,7 +171,9 @@ def test_an_inference_that_fails_is_507_as_its_text_is_labelled(
         pytest.param(raised_long, 1, marks=pytest.mark.nightly),
     ],
 )
-def test_a_load_that_fails_is_507_as_its_text_is_labelled(running, root, tmp_path, failure, each):
+def test_a_load_that_fails_is_507_as_its_text_is_labelled(
+    running: RunningAdapter, root: Path, tmp_path: Path, failure: Failure, each: int
+) -> None:
     """Some of both labels; all in the nightly run."""
     cases = sorted(labels("load"), key=lambda label: label.is_oom)[::each]
     texts = [failure(label) for label in cases]
@@ -190,7 +192,7 @@ def test_a_load_that_fails_is_507_as_its_text_is_labelled(running, root, tmp_pat
 
 
 @pytest.mark.timeout(400)
-def test_load_is_507_by_its_text_without_gpu(tmp_path):
+def test_load_is_507_by_its_text_without_gpu(tmp_path: Path) -> None:
     """Memory is read, and by the readings most of these texts are about a GPU that is not seen.
     That may be because a library is missing: Triton sees it all the same.
     """

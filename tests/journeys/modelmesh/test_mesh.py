@@ -54,7 +54,7 @@ once = pytest.mark.parametrize("everywhere", ["two sockets"], indirect=True, sco
 
 
 @pytest.fixture(scope="module", params=LAYOUTS)
-def everywhere(request, root) -> Iterator[RunningAdapter]:
+def everywhere(request: pytest.FixtureRequest, root: Path) -> Iterator[RunningAdapter]:
     flags = [flag.format(root) for flag in LAYOUTS[request.param]]
     shared = (f"--model-roots={root}", "--load-concurrency=2", COMPLETE)
     with embedded_adapter(*shared, *flags) as adapter:
@@ -62,7 +62,7 @@ def everywhere(request, root) -> Iterator[RunningAdapter]:
 
 
 @pytest.fixture
-async def mesh(everywhere) -> AsyncIterator[Mesh]:
+async def mesh(everywhere: RunningAdapter) -> AsyncIterator[Mesh]:
     """Started, in front of an adapter with nothing loaded."""
     async with started(everywhere) as mesh:
         yield mesh
@@ -85,7 +85,7 @@ class started:  # noqa: N801 - reads as a sentence
 
 
 @pytest.fixture
-def package(root) -> Iterator[Path]:
+def package(root: Path) -> Iterator[Path]:
     folder = Path(tempfile.mkdtemp(dir=root))
     yield folder
     shutil.rmtree(folder)

@@ -7,6 +7,7 @@ from pathlib import Path, PurePosixPath
 import pytest
 import yaml
 
+from tests.asking import Gate
 from tests.running import EMBEDDED, EXAMPLES, RunningAdapter
 from tests.trees import infer_body, write_python_model
 
@@ -48,7 +49,7 @@ def test_azure_ml_has_one_port_and_mount(deployment):
 
 
 @pytest.mark.triton
-def test_it_is_live_at_once_ready_with_its_model_and_scores_then(deployment, tmp_path, gate):
+def test_it_is_live_at_once_ready_with_its_model_and_scores_then(deployment, tmp_path, gate: Gate):
     name = PurePosixPath(deployment["environment_variables"]["ADAPTER_SINGLE_MODEL"]).name
     write_python_model(tmp_path / "mount" / name, initialize=gate.statements)
     adapter = started(deployment, tmp_path / "mount")

@@ -58,14 +58,14 @@ def serving(models: Path, kind: str) -> RunningAdapter:
 
 
 @pytest.fixture(scope="module")
-def generating(models) -> Iterator[RunningAdapter]:
+def generating(models: Path) -> Iterator[RunningAdapter]:
     """`models` is its store, too."""
     with serving(models, "generate") as adapter:
         yield adapter
 
 
 @pytest.fixture(scope="module")
-def streaming(models) -> Iterator[RunningAdapter]:
+def streaming(models: Path) -> Iterator[RunningAdapter]:
     with serving(models, "generate_stream") as adapter, closing(adapter.client()) as client:
         assert client.load("twice", models / "twice").status == 200
         assert client.load("two times", models / "twice").status == 200
@@ -73,7 +73,7 @@ def streaming(models) -> Iterator[RunningAdapter]:
 
 
 @pytest.fixture
-def client(generating) -> Iterator[Client]:
+def client(generating: RunningAdapter) -> Iterator[Client]:
     with closing(generating.client()) as client:
         yield client
 

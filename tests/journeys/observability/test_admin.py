@@ -10,7 +10,7 @@ import pytest
 from adapter._proto import model_runtime_pb2 as pb
 from tests.grpc_calls import calls_to, infer_request
 from tests.grpc_calls import pb as v2
-from tests.running import EXAMPLES, Client
+from tests.running import EXAMPLES, Client, RunningAdapter
 from tests.trees import infer_body
 
 pytestmark = pytest.mark.triton
@@ -25,21 +25,23 @@ def named() -> tuple[dict[str, str], dict[str, str]]:
     return headers, {"request_id": request, "trace_id": trace}
 
 
-def test_the_settings_in_force_are_told_with_their_origin(adapter):
+def test_the_settings_in_force_are_told_with_their_origin(adapter: RunningAdapter):
     with closing(Client(adapter.admin)) as admin:
         told = admin.get("/debug/config").json()
     assert told["triton"] == {"value": "embedded", "origin": "flag --triton"}
     assert told["drain_min_seconds"] == {"value": 0.0, "origin": "default"}
 
 
-def test_each_task_tells_where_it_stands(adapter):
+def test_each_task_tells_where_it_stands(adapter: RunningAdapter):
     with closing(Client(adapter.admin)) as admin:
         told = admin.get("/debug/tasks").body.decode()
     [chain] = [text for text in told.split("\n\n") if text.startswith("housekeeping:")]
     assert "in Housekeeping.run" in chain
 
 
-def test_operations_and_failures_over_http_bear_the_names_of_their_requests(adapter, client):
+def test_operations_and_failures_over_http_bear_the_names_of_their_requests(
+    adapter: RunningAdapter, client: Client
+):
     for event, method, path, body in (
         ("model.loaded", "POST", "/models", {"model_name": "m", "url": str(ECHO)}),
         ("request.failed", "POST", "/models/none/invoke", infer_body(1.0)),
@@ -53,7 +55,9 @@ def test_operations_and_failures_over_http_bear_the_names_of_their_requests(adap
         adapter.wait_for(event, **fields)
 
 
-def test_a_good_inference_gives_the_name_back_and_logs_nothing(adapter, client):
+def test_a_good_inference_gives_the_name_back_and_logs_nothing(
+    adapter: RunningAdapter, client: Client
+):
     assert client.load("m", ECHO).status == 200
     headers, fields = named()
     for path in ("/models/m/invoke", "/v2/models/m/infer"):
@@ -63,7 +67,7 @@ def test_a_good_inference_gives_the_name_back_and_logs_nothing(adapter, client):
     assert not [line for line in adapter.lines if fields.items() <= line.items()]
 
 
-def test_what_is_no_trace_context_is_no_trace_in_the_log(adapter, client):
+def test_what_is_no_trace_context_is_no_trace_in_the_log(adapter: RunningAdapter, client: Client):
     headers, fields = named()
     headers["traceparent"] = "00-shorter-than-it-has-to-be-01"
     ask = partial(client.post, "/models/none/invoke", infer_body(1.0), headers)
@@ -72,7 +76,7 @@ def test_what_is_no_trace_context_is_no_trace_in_the_log(adapter, client):
 
 
 def test_operations_and_failures_over_grpc_bear_the_names_of_their_requests(
-    adapter,
+    adapter: RunningAdapter,
 ):
     with calls_to(adapter.grpc) as calls:
         for event, method, message in (
@@ -92,7 +96,7 @@ def test_operations_and_failures_over_grpc_bear_the_names_of_their_requests(
         )
 
 
-def test_operations_of_a_mesh_bear_the_names_of_their_requests(adapter):
+def test_operations_of_a_mesh_bear_the_names_of_their_requests(adapter: RunningAdapter):
     asks = (
         ("model.loaded", "loadModel", pb.LoadModelRequest(modelId="m", modelPath=str(ECHO))),
         ("model.unloaded", "unloadModel", pb.UnloadModelRequest(modelId="m")),

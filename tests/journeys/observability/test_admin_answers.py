@@ -10,7 +10,7 @@ import pytest
 
 from tests.cases import rows
 from tests.constants import ADMIN_BODY
-from tests.running import COMPLETE, Client, embedded_adapter
+from tests.running import COMPLETE, Client, RunningAdapter, embedded_adapter
 
 pytestmark = pytest.mark.triton
 
@@ -18,7 +18,7 @@ ELSEWHERE = {"Origin": "https://evil.example", "Sec-Fetch-Site": "cross-site"}
 
 
 @pytest.fixture
-def admin(shared_adapter) -> Iterator[Client]:
+def admin(shared_adapter: RunningAdapter) -> Iterator[Client]:
     with closing(Client(shared_adapter.admin)) as client:
         yield client
 

@@ -8,12 +8,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from functools import partial
 from http.client import RemoteDisconnected
+from pathlib import Path
 
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2
 
-from tests.asking import background
+from tests.asking import Gate, background
 from tests.grpc_calls import calls_to, infer_request
 from tests.running import COMPLETE, EXAMPLES, Client, RunningAdapter, embedded_adapter, wait_until
 from tests.trees import infer_body, write_python_model
@@ -94,7 +95,7 @@ class OpenStream:
         self._more.set()
 
 
-def test_sigterm_under_load_loses_no_answer_that_is_owed(tmp_path, gate):
+def test_sigterm_under_load_loses_no_answer_that_is_owed(tmp_path: Path, gate: Gate) -> None:
     slow = write_python_model(tmp_path / "slow", answer=gate.statements)
     flags = (f"--model-roots={tmp_path}", f"--model-roots={EXAMPLES}", "--drain-min-seconds=3")
     flags += ("--grpc-data=127.0.0.1:0",)
@@ -131,7 +132,9 @@ def test_sigterm_under_load_loses_no_answer_that_is_owed(tmp_path, gate):
         assert adapter.process.wait(40) == 0
 
 
-def test_requests_in_flight_are_answered_after_the_listeners_have_closed(tmp_path, gate):
+def test_requests_in_flight_are_answered_after_the_listeners_have_closed(
+    tmp_path: Path, gate: Gate
+) -> None:
     slow = write_python_model(tmp_path / "slow", answer=gate.statements)
     with (
         embedded_adapter(f"--model-roots={tmp_path}", COMPLETE) as adapter,
@@ -165,7 +168,7 @@ def is_refused(address: str) -> bool:
         return False
 
 
-def test_drain_waits_for_what_is_in_flight_and_takes_no_loads(tmp_path, gate):
+def test_drain_waits_for_what_is_in_flight_and_takes_no_loads(tmp_path: Path, gate: Gate) -> None:
     slow = write_python_model(tmp_path / "slow", answer=gate.statements)
     listener = tmp_path / "admin.sock"
     flags = (f"--model-roots={tmp_path}", f"--model-roots={EXAMPLES}", f"--admin=unix:{listener}")
@@ -194,7 +197,9 @@ def test_drain_waits_for_what_is_in_flight_and_takes_no_loads(tmp_path, gate):
         assert client.post("/models/slow/invoke", infer_body(1.0)).status == 200
 
 
-def test_a_drain_that_takes_too_long_fails_and_says_what_is_left(tmp_path, gate):
+def test_a_drain_that_takes_too_long_fails_and_says_what_is_left(
+    tmp_path: Path, gate: Gate
+) -> None:
     slow = write_python_model(tmp_path / "slow", initialize=gate.statements)
     with (
         embedded_adapter(f"--model-roots={tmp_path}", COMPLETE) as adapter,
@@ -211,7 +216,7 @@ def test_a_drain_that_takes_too_long_fails_and_says_what_is_left(tmp_path, gate)
         assert outcome(drain(adapter)) == (0, "")
 
 
-def test_a_stream_of_health_ends_when_the_drain_begins():
+def test_a_stream_of_health_ends_when_the_drain_begins() -> None:
     with embedded_adapter() as adapter, grpc.insecure_channel(adapter.grpc) as channel:
         watch = channel.unary_stream(
             "/grpc.health.v1.Health/Watch",

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import closing
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -10,7 +11,7 @@ import pytest
 
 from adapter._proto import model_runtime_pb2 as mesh
 from tests.grpc_calls import calls_to
-from tests.running import EXAMPLES, RunningAdapter, embedded_adapter
+from tests.running import EXAMPLES, Client, RunningAdapter, embedded_adapter
 from tests.trees import infer_body
 
 pytestmark = pytest.mark.triton
@@ -18,7 +19,9 @@ pytestmark = pytest.mark.triton
 IDENTITY = EXAMPLES / "identity"
 
 
-def test_a_failed_request_says_listener_method_status_and_model_over_http(adapter, client):
+def test_a_failed_request_says_listener_method_status_and_model_over_http(
+    adapter: RunningAdapter, client: Client
+) -> None:
     asked = [
         ("POST", "/models/none-1/invoke", infer_body(1.0), 404, "none-1"),
         ("DELETE", "/models/none-2", None, 404, "none-2"),
@@ -35,8 +38,8 @@ def test_a_failed_request_says_listener_method_status_and_model_over_http(adapte
 
 
 def test_a_failed_request_says_listener_method_status_and_model_over_grpc(
-    adapter,
-):
+    adapter: RunningAdapter,
+) -> None:
     for listener in ("grpc", "grpc_data"):
         with calls_to(adapter.listeners[listener]) as calls:
             ask = partial(calls.refused_infer, f"none-{listener}", 1.0)
@@ -54,7 +57,9 @@ def test_a_failed_request_says_listener_method_status_and_model_over_grpc(
     assert (line["listener"], line["status"]) == ("grpc", "INVALID_ARGUMENT")
 
 
-def test_refused_or_failed_load_is_logged_once(adapter, client, package):
+def test_refused_or_failed_load_is_logged_once(
+    adapter: RunningAdapter, client: Client, package: Path
+) -> None:
     (package / "1").mkdir()
     (package / "1" / "model.py").write_text("raise RuntimeError('no')")
     (package / "config.pbtxt").write_text('backend: "python"')
@@ -73,7 +78,9 @@ def test_refused_or_failed_load_is_logged_once(adapter, client, package):
     ] == []
 
 
-def test_an_unload_says_what_is_freed_and_a_load_when_it_begins(adapter, client):
+def test_an_unload_says_what_is_freed_and_a_load_when_it_begins(
+    adapter: RunningAdapter, client: Client
+) -> None:
     assert client.load("freed", IDENTITY).status == 200
     assert client.delete("/models/freed").status == 200
     events = ["model.loading", "model.loaded", "model.unloading", "model.unloaded"]
@@ -105,7 +112,7 @@ def only(lines: list[dict[str, Any]], **fields: object) -> dict[str, Any]:
     return line
 
 
-def test_at_debug_a_load_tells_its_steps_and_how_it_was_admitted(told):
+def test_at_debug_a_load_tells_its_steps_and_how_it_was_admitted(told: RunningAdapter) -> None:
     steps = [line for line in told.events("model.step") if line["model_id"] == "identity"]
     assert [line["waits_for"] for line in steps] == [
         *("package", "turn", "files", "triton"),
@@ -117,7 +124,7 @@ def test_at_debug_a_load_tells_its_steps_and_how_it_was_admitted(told):
     assert admitted["level"] == "debug"
 
 
-def test_at_debug_each_control_call_to_triton_is_told(told):
+def test_at_debug_each_control_call_to_triton_is_told(told: RunningAdapter) -> None:
     calls = told.events("triton.called")
     for method in ("load_model", "unload_model"):
         line = only(calls, method=method, model_id="identity")
@@ -126,8 +133,8 @@ def test_at_debug_each_control_call_to_triton_is_told(told):
 
 
 def test_at_debug_each_request_is_told_with_the_time_that_triton_took(
-    told,
-):
+    told: RunningAdapter,
+) -> None:
     line = told.wait_for("request.answered", frontend="sagemaker", method="invoke")
     assert (line["model_id"], line["status"]) == ("identity", 200)
     assert line["seconds"] >= line["triton_seconds"] > 0
@@ -135,11 +142,11 @@ def test_at_debug_each_request_is_told_with_the_time_that_triton_took(
     assert (line["model_id"], line["status"]) == ("identity", "OK")
 
 
-def test_at_debug_a_refused_load_is_told_as_a_request_too(told):
+def test_at_debug_a_refused_load_is_told_as_a_request_too(told: RunningAdapter) -> None:
     line = told.wait_for("request.failed", model_id="refused-once")
     assert (line["level"], line["status"]) == ("debug", 400)
 
 
-def test_debug_is_of_the_adapter_alone(told):
+def test_debug_is_of_the_adapter_alone(told: RunningAdapter) -> None:
     loggers = {line["logger"] for line in told.lines if line["level"] == "debug"}
     assert {name.partition(".")[0] for name in loggers} == {"adapter"}

@@ -48,7 +48,7 @@ def series_of(text: str) -> set[str]:
     return {line.rpartition(" ")[0] for line in text.splitlines() if not line.startswith("#")}
 
 
-def test_nothing_that_callers_choose_makes_a_series(adapter):
+def test_nothing_that_callers_choose_makes_a_series(adapter: RunningAdapter):
     ask_of_everything(adapter, "any")  # a second load has a size that was learned from the first
     first, second = f"first{secrets.token_hex(4)}", f"second{secrets.token_hex(4)}"
     ask_of_everything(adapter, first)
@@ -60,7 +60,7 @@ def test_nothing_that_callers_choose_makes_a_series(adapter):
     assert second not in after.lower()
 
 
-def test_a_model_is_named_while_it_is_loaded(adapter):
+def test_a_model_is_named_while_it_is_loaded(adapter: RunningAdapter):
     name = f'a"b\\n{secrets.token_hex(4)}\n# EOF'
     label = 'model="' + name.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"') + '"'
     with closing(adapter.client()) as client:
@@ -95,7 +95,7 @@ PROMETHEUS = (
         ("application/openmetrics-text;version=x", "text/plain; version=0.0.4", b"\n"),
     ],
 )
-def test_the_form_is_the_one_that_is_asked_for(adapter, accept, content_type, end):
+def test_the_form_is_the_one_that_is_asked_for(adapter: RunningAdapter, accept, content_type, end):
     with closing(Client(adapter.admin)) as admin:
         reply = admin.get("/metrics", Accept=accept)
     assert reply.status == 200
@@ -108,7 +108,7 @@ def test_the_form_is_the_one_that_is_asked_for(adapter, accept, content_type, en
     ("accepted", "is_packed"),
     [("gzip", True), ("deflate, GZIP;q=0.8", True), ("identity", False), ("br", False)],
 )
-def test_the_page_is_packed_for_who_can_unpack_it(adapter, accepted, is_packed):
+def test_the_page_is_packed_for_who_can_unpack_it(adapter: RunningAdapter, accepted, is_packed):
     with closing(Client(adapter.admin)) as admin:
         reply = admin.get("/metrics", **{"Accept-Encoding": accepted})
         bare = admin.get("/metrics")
@@ -121,7 +121,7 @@ def test_the_page_is_packed_for_who_can_unpack_it(adapter, accepted, is_packed):
         assert len(reply.body) * 4 < len(text)
 
 
-def test_a_ping_is_counted_as_one(adapter):
+def test_a_ping_is_counted_as_one(adapter: RunningAdapter):
     series = 'triton_adapter_requests_total{code="200",frontend="sagemaker",method="ping"}'
     before = counted(adapter, series)
     with closing(adapter.client()) as client:
@@ -130,12 +130,12 @@ def test_a_ping_is_counted_as_one(adapter):
 
 
 @needs_promtool
-def test_promtool_finds_no_fault(adapter):
+def test_promtool_finds_no_fault(adapter: RunningAdapter):
     ask_of_everything(adapter, "any")
     promtool("check", "metrics", given=page(adapter).encode())
 
 
-def test_a_request_is_triton_s_share_and_the_adapters_own(adapter):
+def test_a_request_is_triton_s_share_and_the_adapters_own(adapter: RunningAdapter):
     labels = '{frontend="sagemaker",method="invoke"}'
     names = ("request", "upstream", "overhead")
 
@@ -161,7 +161,7 @@ def test_a_request_is_triton_s_share_and_the_adapters_own(adapter):
 
 
 @pytest.mark.parametrize("way", ["planned", "handled"])
-def test_the_time_of_a_slow_caller_is_not_the_adapters(adapter, way):
+def test_the_time_of_a_slow_caller_is_not_the_adapters(adapter: RunningAdapter, way):
     """A small body is gathered before Triton is asked. A repeated header has no plan."""
     labels = '{frontend="sagemaker",method="invoke"}'
     with closing(adapter.client()) as client:
@@ -197,7 +197,7 @@ def test_the_time_of_a_slow_caller_is_not_the_adapters(adapter, way):
     assert own < callers
 
 
-def test_the_build_and_the_idle_time_of_models_are_told(adapter):
+def test_the_build_and_the_idle_time_of_models_are_told(adapter: RunningAdapter):
     found = page(adapter)
     assert re.search(
         r'^triton_adapter_build_info\{python="3[^"]*",triton="embedded",version="',

@@ -25,7 +25,7 @@ WHOLE = CONFIG + 'parameters { key: "memory_bytes" value { string_value: "960MiB
 
 
 @pytest.fixture
-def adapter(tmp_path) -> Iterator[RunningAdapter]:
+def adapter(tmp_path: Path) -> Iterator[RunningAdapter]:
     flags = ("--memory-limit=1GiB", f"--model-roots={tmp_path}")
     for name in ("one", "two"):
         write_python_model(tmp_path / "store" / name, config=WHOLE)
@@ -35,13 +35,15 @@ def adapter(tmp_path) -> Iterator[RunningAdapter]:
 
 
 @pytest.fixture
-def prometheus(adapter, tmp_path) -> Iterator[Prometheus]:
+def prometheus(adapter: RunningAdapter, tmp_path: Path) -> Iterator[Prometheus]:
     with prometheus_in(tmp_path, ALERTS.read_text()) as running:
         running.watch(adapter.admin, pod="p")
         yield running
 
 
-def test_prometheus_sees_the_first_507_of_an_adapter(adapter, prometheus, tmp_path):
+def test_prometheus_sees_the_first_507_of_an_adapter(
+    adapter: RunningAdapter, prometheus: Prometheus, tmp_path: Path
+):
     play(adapter, prometheus, tmp_path)
     for what in (
         'triton_adapter_requests_total{method="load",code="507"}',
@@ -88,7 +90,9 @@ _WITHOUT_EVENTS = {
 }
 
 
-def test_every_panel_has_data_and_no_alert_fires(adapter, prometheus, tmp_path):
+def test_every_panel_has_data_and_no_alert_fires(
+    adapter: RunningAdapter, prometheus: Prometheus, tmp_path: Path
+):
     prometheus.watch(triton_metrics(adapter), pod="p")
     play(adapter, prometheus, tmp_path)
     play_endpoint(adapter)
@@ -119,7 +123,9 @@ HOSTILE = [
 ]
 
 
-def test_prometheus_has_models_by_their_names_whatever_these_are(adapter, prometheus, tmp_path):
+def test_prometheus_has_models_by_their_names_whatever_these_are(
+    adapter: RunningAdapter, prometheus: Prometheus, tmp_path: Path
+):
     package = write_python_model(tmp_path / "a")
     with closing(adapter.client()) as client:
         for name in HOSTILE:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 
@@ -24,7 +25,7 @@ COMMAND = (
 
 
 @pytest.fixture(scope="module")
-def lines(tmp_path_factory) -> list[str]:
+def lines(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """Of a start, a load, an invocation, two refusals, an unload and the end."""
     folder = tmp_path_factory.mktemp("log")
     model = write_python_model(folder / "models" / "m")
@@ -48,17 +49,17 @@ def lines(tmp_path_factory) -> list[str]:
     return log.read_text().splitlines()
 
 
-def test_every_line_has_the_time_and_the_level_in_front(lines):
+def test_every_line_has_the_time_and_the_level_in_front(lines: list[str]) -> None:
     assert [line for line in lines if not STAMP.match(line)] == []
 
 
-def test_triton_speaks_in_bare_lines_without_its_own_stamp_and_tables(lines):
+def test_triton_speaks_in_bare_lines_without_its_own_stamp_and_tables(lines: list[str]) -> None:
     said = [line.partition(" triton | ")[2] for line in lines if " triton | " in line]
     assert "successfully loaded 'm'" in said
     assert [line for line in said if re.match(r"[IWE]\d{4} |[|+]|$", line)] == []
 
 
-def test_a_healthy_run_says_nothing_as_warning_or_error(lines):
+def test_a_healthy_run_says_nothing_as_warning_or_error(lines: list[str]) -> None:
     """What each machine without GPU says is one line."""
     assert [line for line in lines if re.search(r"\d (warning|error)", line)] == []
 
@@ -83,13 +84,13 @@ def _chunks(master: int) -> Iterator[bytes]:
         yield chunk
 
 
-def test_a_start_that_fails_gives_its_reason_once(tmp_path):
+def test_a_start_that_fails_gives_its_reason_once(tmp_path: Path) -> None:
     code, text = at_terminal(f"--tritonserver={tmp_path}/none")
     assert code == 1
     assert text.count(f"{tmp_path}/none") == 1
     assert "\033[31merror  \033[0m adapter.failed reason=" in text
 
 
-def test_no_colour_where_none_is_wanted(tmp_path):
+def test_no_colour_where_none_is_wanted(tmp_path: Path) -> None:
     _, text = at_terminal(f"--tritonserver={tmp_path}/none", NO_COLOR="1")
     assert "\033" not in text

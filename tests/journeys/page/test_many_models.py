@@ -99,7 +99,7 @@ def address() -> Iterator[str]:
     loop.close()
 
 
-def test_a_thousand_models_are_a_page_of_bounded_size(address, browser):
+def test_a_thousand_models_are_a_page_of_bounded_size(address: str, browser: Browser) -> None:
     browser.open(address)
     browser.until(lambda: len(browser.rows()) == 100, "a hundred rows")
     assert next(iter(browser.rows())) == "m999"
@@ -115,7 +115,9 @@ def test_a_thousand_models_are_a_page_of_bounded_size(address, browser):
     assert browser.log() == []
 
 
-def test_rows_that_stay_are_the_same_elements_from_answer_to_answer(address, browser):
+def test_rows_that_stay_are_the_same_elements_from_answer_to_answer(
+    address: str, browser: Browser
+) -> None:
     browser.open(address)
     browser.until(lambda: len(browser.rows()) == 100, "a hundred rows")
     browser.run("window.kept = [...document.querySelectorAll('#models tr')]")
@@ -128,7 +130,7 @@ def test_rows_that_stay_are_the_same_elements_from_answer_to_answer(address, bro
     assert browser.run(same)
 
 
-def test_any_of_them_is_found_by_its_name(address, browser):
+def test_any_of_them_is_found_by_its_name(address: str, browser: Browser) -> None:
     browser.open(address, PHONE)
     browser.run(
         "const field = document.getElementById('filter'); field.value = 'm007';"
@@ -138,7 +140,7 @@ def test_any_of_them_is_found_by_its_name(address, browser):
     assert "1 match the filter" in browser.text("#counts")
 
 
-def test_the_table_is_sorted_by_what_is_clicked(address, browser):
+def test_the_table_is_sorted_by_what_is_clicked(address: str, browser: Browser) -> None:
     browser.open(address)
     browser.run("document.querySelector('[data-sort=name]').click()")
     browser.until(lambda: next(iter(browser.rows()), "") == "m000", "by name")
@@ -150,7 +152,7 @@ def test_the_table_is_sorted_by_what_is_clicked(address, browser):
     assert browser.run(head) == "descending"
 
 
-def test_a_phone_has_fewer_rows_and_a_list_to_sort_by(address, browser):
+def test_a_phone_has_fewer_rows_and_a_list_to_sort_by(address: str, browser: Browser) -> None:
     browser.open(address, PHONE)
     browser.until(lambda: len(browser.rows()) == 20, "twenty rows")
     browser.run(
@@ -161,7 +163,7 @@ def test_a_phone_has_fewer_rows_and_a_list_to_sort_by(address, browser):
     assert browser.run("return document.getElementById('sorts').offsetHeight") > 0
 
 
-def test_tiny_models_are_one_colourless_piece(address, browser):
+def test_tiny_models_are_one_colourless_piece(address: str, browser: Browser) -> None:
     browser.open(address)
     browser.until(lambda: len(browser.rows()) == 100, "a hundred rows")
     widths = """
@@ -190,7 +192,7 @@ def filter_store(browser: Browser, text: str) -> None:
     )
 
 
-def test_large_store_is_shown_page_by_page(address, browser):
+def test_large_store_is_shown_page_by_page(address: str, browser: Browser) -> None:
     browser.open(address)
     browser.until(lambda: len(shelf(browser)) == 25, "the first page")
     assert shelf(browser)[0] == "model-000000.tar.gz"
@@ -211,7 +213,7 @@ def test_large_store_is_shown_page_by_page(address, browser):
     assert max(sizes) < 64 * 1024
 
 
-def test_filter_finds_last_model_of_large_store(address, browser):
+def test_filter_finds_last_model_of_large_store(address: str, browser: Browser) -> None:
     """It is behind five reads of the store, of which each has nothing but the last."""
     browser.open(address)
     browser.until(lambda: len(shelf(browser)) == 25, "the first page")

@@ -22,13 +22,13 @@ SMALL = "fraud-score"
 
 
 @pytest.fixture(scope="module")
-def opened(tmp_path_factory) -> Iterator[Scene]:
+def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
     with scene(tmp_path_factory.mktemp("scene")) as found:
         yield found
 
 
 @pytest.fixture
-def page(opened, browser) -> Iterator[Browser]:
+def page(opened: Scene, browser: Browser) -> Iterator[Browser]:
     """The page, before an adapter without models; the browser has nothing to complain of."""
     browser.open(opened.adapter.admin)
     yield browser
@@ -38,7 +38,7 @@ def page(opened, browser) -> Iterator[Browser]:
     unload_all(opened.adapter)
 
 
-def test_a_load_appears_with_its_size_and_an_unload_goes_away(opened, page):
+def test_a_load_appears_with_its_size_and_an_unload_goes_away(opened: Scene, page: Browser) -> None:
     assert page.text("#none").startswith("No model is loaded. ")
     assert opened.load(SMALL) == 200
 
@@ -61,7 +61,7 @@ def test_a_load_appears_with_its_size_and_an_unload_goes_away(opened, page):
     assert f"loaded {SMALL} in" in loaded
 
 
-def test_a_507_is_seen_with_its_figures_and_is_announced(opened, page):
+def test_a_507_is_seen_with_its_figures_and_is_announced(opened: Scene, page: Browser) -> None:
     assert opened.load("support-chat") == 200
     page.until(lambda: "support-chat" in page.rows(), "the model is there")
     assert opened.load(TOO_MUCH) == 507
@@ -77,7 +77,7 @@ def test_a_507_is_seen_with_its_figures_and_is_announced(opened, page):
     assert told.startswith(f"{TOO_MUCH} was not loaded: it needs 700.0 MiB")
 
 
-def test_callers_mistake_is_told_below_lack_of_memory(opened, page):
+def test_callers_mistake_is_told_below_lack_of_memory(opened: Scene, page: Browser) -> None:
     assert opened.load("product-search") == 200
     assert opened.load("support-chat") == 200
     assert opened.load(TOO_MUCH) == 507
@@ -89,7 +89,7 @@ def test_callers_mistake_is_told_below_lack_of_memory(opened, page):
     assert page.run(tones)[:2] == ["pill wait", "pill bad"]
 
 
-def test_failed_load_is_told_until_mended(opened, page):
+def test_failed_load_is_told_until_mended(opened: Scene, page: Browser) -> None:
     write_python_model(opened.folder / "broken", initialize="raise ValueError('no weights')")
     assert opened.load("broken") == 400
     page.until(lambda: "broken" in page.text("#last"), "the failure is shown")
@@ -101,7 +101,7 @@ def test_failed_load_is_told_until_mended(opened, page):
     page.until(lambda: "broken" not in page.text("#last"), "that is mended")
 
 
-def test_requests_show_as_a_rate_and_latencies(opened, page):
+def test_requests_show_as_a_rate_and_latencies(opened: Scene, page: Browser) -> None:
     opened.load(SMALL)
 
     def is_shown() -> bool:
@@ -119,7 +119,7 @@ def test_requests_show_as_a_rate_and_latencies(opened, page):
     assert "requests/s" in page.text("#counts")
 
 
-def test_a_fetch_shows_its_progress_and_then_the_model(opened, page):
+def test_a_fetch_shows_its_progress_and_then_the_model(opened: Scene, page: Browser) -> None:
     opened.store.hold(0.6)
     opened.call_for_what_arrives()
     page.until(lambda: "fetching" in page.rows().get(ARRIVES, ""), "the fetch is shown")
@@ -136,7 +136,7 @@ def test_a_fetch_shows_its_progress_and_then_the_model(opened, page):
     assert re.search(r"in [0-9.]+ s from its store; [0-9.]+ MiB on disk", fetched)
 
 
-def test_the_disk_cache_has_a_bar(opened, page):
+def test_the_disk_cache_has_a_bar(opened: Scene, page: Browser) -> None:
     assert opened.call_for(ARRIVES) == 200
     page.until(lambda: "1 loaded model" in page.text("#disk"), "it is on disk, and loaded")
     said = " ".join(page.text("#disk .device-head").split())
@@ -147,7 +147,7 @@ def test_the_disk_cache_has_a_bar(opened, page):
     page.until(lambda: "1 model only on disk" in page.text("#disk"), "it is only on disk")
 
 
-def test_a_key_that_is_not_in_the_store_is_told(opened, page):
+def test_a_key_that_is_not_in_the_store_is_told(opened: Scene, page: Browser) -> None:
     with closing(opened.adapter.client()) as client:
         head = {"X-Amzn-SageMaker-Target-Model": "mistyped/model.tar.gz"}
         answer = client.post("/endpoints/default/invocations", infer_body(1.0), headers=head)
@@ -156,7 +156,7 @@ def test_a_key_that_is_not_in_the_store_is_told(opened, page):
     assert "was not fetched" in page.text("#mistake")
 
 
-def test_triton_that_is_killed_is_told_and_so_is_its_return(opened, page):
+def test_triton_that_is_killed_is_told_and_so_is_its_return(opened: Scene, page: Browser) -> None:
     assert opened.load(SMALL) == 200
     assert opened.call_for(ARRIVES) == 200
     os.kill(tritonserver(opened.adapter), signal.SIGKILL)
@@ -178,7 +178,7 @@ def test_triton_that_is_killed_is_told_and_so_is_its_return(opened, page):
     assert page.run(inside)
 
 
-def test_why_triton_ended_is_told_in_place_of_its_silence(opened, page):
+def test_why_triton_ended_is_told_in_place_of_its_silence(opened: Scene, page: Browser) -> None:
     def downs() -> list[str]:
         return [each for each in page.events() if "Triton down" in each]
 
@@ -193,7 +193,7 @@ def test_why_triton_ended_is_told_in_place_of_its_silence(opened, page):
     page.until(lambda: page.text("#state") == "ready", "the adapter is ready")
 
 
-def test_a_name_that_is_markup_shows_as_text(opened, page):
+def test_a_name_that_is_markup_shows_as_text(opened: Scene, page: Browser) -> None:
     write_python_model(opened.folder / "plain")
     with closing(opened.adapter.client()) as client:
         assert client.load(EVIL, opened.folder / "plain").status == 200
@@ -204,7 +204,7 @@ def test_a_name_that_is_markup_shows_as_text(opened, page):
     assert page.run("return document.images.length") == 0
 
 
-def test_the_policy_lets_no_markup_be_written(page):
+def test_the_policy_lets_no_markup_be_written(page: Browser) -> None:
     script = """
       try { document.body.innerHTML = '<b>x</b>'; return 'written'; }
       catch (error) { return error.name; }"""
@@ -213,7 +213,7 @@ def test_the_policy_lets_no_markup_be_written(page):
 
 
 @pytest.mark.parametrize("is_dark", [False, True])
-def test_a_phone_scrolls_down_alone(opened, page, is_dark):
+def test_a_phone_scrolls_down_alone(opened: Scene, page: Browser, is_dark: bool) -> None:
     opened.load(SMALL)
     assert opened.load("a-name-without-any-place-to-break-it" * 4) == 404  # and shown
     page.open(opened.adapter.admin, PHONE, is_dark=is_dark)
@@ -228,7 +228,7 @@ def test_a_phone_scrolls_down_alone(opened, page, is_dark):
     assert (ground == "rgb(17, 22, 29)") is is_dark
 
 
-def test_page_only_reads_until_a_button_is_pressed(opened, browser):
+def test_page_only_reads_until_a_button_is_pressed(opened: Scene, browser: Browser) -> None:
     browser.open(opened.adapter.admin)
     asked: set[str] = set()
 
@@ -245,7 +245,7 @@ def test_page_only_reads_until_a_button_is_pressed(opened, browser):
     assert "<form" not in text
 
 
-def test_page_opens_behind_a_forwarded_port(browser):
+def test_page_opens_behind_a_forwarded_port(browser: Browser) -> None:
     """Port-forward and compose reach a listener of all addresses by the names of this machine."""
     with embedded_adapter("--admin=0.0.0.0:0") as adapter:
         port = adapter.admin.rpartition(":")[2]
@@ -254,7 +254,7 @@ def test_page_opens_behind_a_forwarded_port(browser):
             browser.until(lambda: browser.text("#state") == "ready", f"{host} is served")
 
 
-def test_absent_adapter_is_told_and_its_return(opened, browser):
+def test_absent_adapter_is_told_and_its_return(opened: Scene, browser: Browser) -> None:
     browser.open(opened.adapter.admin)
     opened.adapter.process.send_signal(signal.SIGSTOP)
     try:
@@ -264,7 +264,7 @@ def test_absent_adapter_is_told_and_its_return(opened, browser):
     browser.until(lambda: browser.text("#state") == "ready", "it goes on")
 
 
-def test_the_page_that_serve_names_at_its_start_tells_of_a_drain(browser):
+def test_the_page_that_serve_names_at_its_start_tells_of_a_drain(browser: Browser) -> None:
     with embedded_adapter("--examples") as adapter, closing(Client(adapter.admin)) as admin:
         browser.open(adapter.admin)
         assert browser.text("#state") == "ready"

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.text import Text
 
 from tests.journeys.client.terminal import ESCAPE, ROOT, Terminal
+from tests.journeys.page.browser import Browser
 from tests.journeys.page.scene import ARRIVES, LEAVES, SIZES, TOO_MUCH, Scene, scene
 from tests.trees import infer_body
 
@@ -26,14 +27,14 @@ _FONT = re.compile(r"@font-face \{.*?\}\s*", re.DOTALL)
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> Path:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where the pictures go."""
     given = os.environ.get("PICTURES")
     return Path(given) if given else tmp_path_factory.mktemp("pictures")
 
 
 @pytest.fixture(scope="module")
-def played(tmp_path_factory) -> Iterator[Scene]:
+def played(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
     """Three models that callers use, one that was evicted, one on its way, and one refused."""
     with scene(tmp_path_factory.mktemp("scene")) as found:
         assert found.load("support-chat") == 200
@@ -67,7 +68,7 @@ def traffic(played: Scene) -> Iterator[None]:
         each.join(30)
 
 
-def test_the_page_is_taken(played, browser, folder):
+def test_the_page_is_taken(played: Scene, browser: Browser, folder: Path) -> None:
     browser.open(played.adapter.admin)
 
     def is_complete() -> bool:
@@ -86,7 +87,7 @@ def test_the_page_is_taken(played, browser, folder):
     check(folder / "page.png")
 
 
-def test_ps_is_taken(played, folder):
+def test_ps_is_taken(played: Scene, folder: Path) -> None:
     size = {"COLUMNS": str(_COLUMNS), "LINES": str(_LINES)}
     environ = {"ADAPTER_ADMIN": played.adapter.admin, "ADAPTER_HTTP": played.adapter.http, **size}
     terminal = Terminal("ps", "--watch", environ=environ)
@@ -112,7 +113,7 @@ def test_ps_is_taken(played, folder):
         *((name, "docs/observability.md") for name in NAMES),
     ],
 )
-def test_picture_is_committed_and_shown_on_pages(name, page):
+def test_picture_is_committed_and_shown_on_pages(name: str, page: str) -> None:
     picture = ROOT / "docs" / "images" / name
     check(picture)
     place = picture.relative_to((ROOT / page).parent)

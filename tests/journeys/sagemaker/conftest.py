@@ -10,7 +10,7 @@ from tests.running import EXAMPLES, Client, RunningAdapter, unload_all
 
 
 @pytest.fixture(scope="module")
-def served(shared_adapter) -> Iterator[RunningAdapter]:
+def served(shared_adapter: RunningAdapter) -> Iterator[RunningAdapter]:
     """The shared adapter with `echo` loaded. A module takes either this or `adapter`."""
     with closing(shared_adapter.client()) as client:
         assert client.load("echo", EXAMPLES / "identity").status == 200
@@ -19,13 +19,13 @@ def served(shared_adapter) -> Iterator[RunningAdapter]:
 
 
 @pytest.fixture
-def caller(served) -> Iterator[Client]:
+def caller(served: RunningAdapter) -> Iterator[Client]:
     with closing(served.client()) as client:
         yield client
 
 
 @pytest.fixture
-def raw_triton(served) -> Iterator[Client]:
+def raw_triton(served: RunningAdapter) -> Iterator[Client]:
     """The Triton behind the adapter, asked directly."""
     with closing(triton_client(served)) as client:
         yield client

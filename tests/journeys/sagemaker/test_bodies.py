@@ -14,7 +14,7 @@ from tests.asking import (
     sized,
 )
 from tests.journeys.memory.models import metric
-from tests.running import RunningAdapter, wait_until
+from tests.running import Client, RunningAdapter, wait_until
 from tests.trees import infer_body
 
 pytestmark = pytest.mark.triton
@@ -43,7 +43,7 @@ def reset_peak(pid: int) -> None:
     Path(f"/proc/{pid}/clear_refs").write_text("5")
 
 
-def test_a_chunked_body_is_as_good_as_a_whole_one(caller):
+def test_a_chunked_body_is_as_good_as_a_whole_one(caller: Client) -> None:
     raw = json.dumps(infer_body(1.5)).encode()
     reply = caller.post(_PATH, iter([raw[i : i + 1] for i in range(len(raw))]))
     assert (reply.status, reply.json()["outputs"][0]["data"]) == (200, [1.5])
@@ -54,7 +54,7 @@ def test_a_chunked_body_is_as_good_as_a_whole_one(caller):
     assert reply.body.endswith(body[json_bytes:])
 
 
-def test_who_expects_100_continue_is_told_to_go_on(served):
+def test_who_expects_100_continue_is_told_to_go_on(served: RunningAdapter) -> None:
     body = json.dumps(infer_body(2.0)).encode()
     with RawConnection(served.http) as connection:
         connection.send(head(f"Content-Length: {len(body)}", "Expect: 100-continue"))
@@ -65,7 +65,7 @@ def test_who_expects_100_continue_is_told_to_go_on(served):
     assert (status, json.loads(answer)["outputs"][0]["data"]) == (200, [2.0])
 
 
-def test_large_bodies_pass_without_being_held(served):
+def test_large_bodies_pass_without_being_held(served: RunningAdapter) -> None:
     callers = 3
     body, json_bytes = binary_request(60 * _MIB // 4)
     pid = served.process.pid
@@ -84,7 +84,7 @@ def test_large_bodies_pass_without_being_held(served):
     assert peak_rss(pid) - before < len(body) * callers / 3 + 16 * _MIB
 
 
-def test_a_body_over_the_limit_is_refused_before_it_is_sent(served):
+def test_a_body_over_the_limit_is_refused_before_it_is_sent(served: RunningAdapter) -> None:
     with RawConnection(served.http) as connection:
         connection.send(head(f"Content-Length: {2**31}"))
 
@@ -97,8 +97,8 @@ def test_a_body_over_the_limit_is_refused_before_it_is_sent(served):
 @pytest.mark.parametrize("length", [1000, 20 * _MIB], ids=["small", "streamed"])
 @pytest.mark.parametrize("is_chunked", [False, True], ids=["whole", "chunked"])
 def test_a_caller_that_hangs_up_mid_upload_leaves_nothing_behind(
-    served, caller, length, is_chunked
-):
+    served: RunningAdapter, caller: Client, length: int, is_chunked: bool
+) -> None:
     half = b"x" * (length // 2)
     with RawConnection(served.http) as connection:
         if is_chunked:
@@ -112,7 +112,7 @@ def test_a_caller_that_hangs_up_mid_upload_leaves_nothing_behind(
     assert caller.post(_PATH, infer_body(1.0)).status == 200
 
 
-def test_refused_bodies_leave_the_connection_in_step(served):
+def test_refused_bodies_leave_the_connection_in_step(served: RunningAdapter) -> None:
     """What was not read of a refused body must never be taken for the next request."""
     with closing(served.client()) as client:
         for _ in range(3):

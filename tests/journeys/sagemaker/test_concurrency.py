@@ -1,11 +1,12 @@
 """One model's load and unload are nobody else's business."""
 
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 
 from tests.asking import Gate, background
-from tests.running import EXAMPLES, Client, wait_until
+from tests.running import EXAMPLES, Client, RunningAdapter, wait_until
 from tests.trees import infer_body, write_python_model
 
 pytestmark = pytest.mark.triton
@@ -18,7 +19,9 @@ def invoke_often(client: Client) -> set[int]:
     return {client.post("/models/echo/invoke", infer_body(1.0)).status for _ in range(20)}
 
 
-def test_nobody_waits_for_the_load_or_unload_of_another_model(adapter, client, package, tmp_path):
+def test_nobody_waits_for_the_load_or_unload_of_another_model(
+    adapter: RunningAdapter, client: Client, package: Path, tmp_path: Path
+) -> None:
     """Each stands still until all the others have been answered."""
     load, answer = Gate(tmp_path / "load"), Gate(tmp_path / "answer")
     write_python_model(package, initialize=load.statements, answer=answer.statements)
@@ -48,7 +51,9 @@ def test_nobody_waits_for_the_load_or_unload_of_another_model(adapter, client, p
         assert unloading.result()[0].status == 200
 
 
-def test_many_loads_and_unloads_of_one_name_end_in_one_state(adapter, client):
+def test_many_loads_and_unloads_of_one_name_end_in_one_state(
+    adapter: RunningAdapter, client: Client
+) -> None:
     with background(adapter) as others:
         loads = [others.ask(lambda c: c.load("echo", EXAMPLES / "identity")) for _ in range(6)]
         statuses = sorted(each.result()[0].status for each in loads)

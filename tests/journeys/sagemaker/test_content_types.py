@@ -80,7 +80,7 @@ parameters { key: "adapter_content_types" value { string_value: "image/*" } }
 
 
 @pytest.fixture(scope="module")
-def typed(shared_adapter, model_root) -> Iterator[RunningAdapter]:
+def typed(shared_adapter: RunningAdapter, model_root: Path) -> Iterator[RunningAdapter]:
     with closing(shared_adapter.client()) as client:
         for name, text in MODELS.items():
             answer = BOTH if name == "two" else "pass"
@@ -106,7 +106,7 @@ def typed(shared_adapter, model_root) -> Iterator[RunningAdapter]:
 
 
 @pytest.fixture
-def caller(typed) -> Iterator[Client]:
+def caller(typed: RunningAdapter) -> Iterator[Client]:
     with closing(typed.client()) as client:
         yield client
 
@@ -153,7 +153,7 @@ def told(reply: Reply) -> Any:
 
 
 @rows("case", SENT)
-def test_sdk_serializers_read_what_they_asked_for(caller, case):
+def test_sdk_serializers_read_what_they_asked_for(caller: Client, case: dict[str, Any]) -> None:
     body = base64.b64decode(case["body"])
     reply = caller.post("/models/numbers/invoke", body, case["headers"])
     # bytes without a shape are one example
@@ -165,7 +165,7 @@ def test_sdk_serializers_read_what_they_asked_for(caller, case):
     assert reply.headers["Content-Type"] == (JSON if accepted == "*/*" else accepted)
 
 
-def test_curl_has_the_answer_to_a_jpeg(typed, tmp_path):
+def test_curl_has_the_answer_to_a_jpeg(typed: RunningAdapter, tmp_path: Path) -> None:
     image = tmp_path / "image.jpg"
     image.write_bytes(JPEG)
     url = f"http://{typed.http}/models/images/invoke"
@@ -187,21 +187,23 @@ def test_curl_has_the_answer_to_a_jpeg(typed, tmp_path):
         *((NPY, saved(np.array(VALUES, "f4"))), (CSV, b"0,1.5,2\n3,4,5\n")),
     ],
 )
-def test_any_of_the_bodies_has_any_of_the_answers(caller, content_type, body, accept):
+def test_any_of_the_bodies_has_any_of_the_answers(
+    caller: Client, content_type: str, body: bytes, accept: str
+) -> None:
     reply = invoke(caller, "numbers", body, content_type, accept)
     assert told(reply) == VALUES
     wanted = JSON if accept in {"", "*/*"} else accept
     assert reply.headers["Content-Type"].partition(";")[0] == wanted
 
 
-def test_bytes_are_one_example_of_as_many_values_as_they_have(caller):
+def test_bytes_are_one_example_of_as_many_values_as_they_have(caller: Client) -> None:
     raw = np.array([1, 2, 3], "<f4").tobytes()
     reply = invoke(caller, "numbers", raw, RAW, RAW)
     assert (reply.headers["Content-Type"], reply.body) == (RAW, raw)
     assert refusal(invoke(caller, "numbers", raw[:-1], RAW))[0] == 400
 
 
-def test_a_string_is_the_body_as_it_is(caller):
+def test_a_string_is_the_body_as_it_is(caller: Client) -> None:
     every = bytes(range(256)) * 3
     for body in (every, every * 10_000):  # whole, and as a stream
         assert invoke(caller, "images", body, "image/png", RAW).body == body
@@ -217,7 +219,9 @@ def test_a_string_is_the_body_as_it_is(caller):
         *(("numbers", "application/x-www-form-urlencoded"), ("numbers", "text/libsvm")),
     ],
 )
-def test_any_other_type_is_415_with_the_types_that_are_taken(caller, name, content_type):
+def test_any_other_type_is_415_with_the_types_that_are_taken(
+    caller: Client, name: str, content_type: str
+) -> None:
     reply = invoke(caller, name, b"\1\2\3\4", content_type)
     assert refusal(reply) == (415, "UnsupportedMediaType", name)
     assert reply.headers["Accept"] in reply.json()["error"]
@@ -254,7 +258,9 @@ EITHER = f"{JSON}, {BINARY}"
         ("numbers", (JSON, tensor("FP32", [1, 1], [1])), TEXT, f"it is FP32 and no string; {ANY}"),
     ],
 )
-def test_unacceptable_answer_is_406_with_types(caller, name, sent, accept, why):
+def test_unacceptable_answer_is_406_with_types(
+    caller: Client, name: str, sent: tuple[str, Any], accept: str, why: str
+) -> None:
     content_type, body = sent
     reply = invoke(caller, name, body, content_type, accept)
     assert refusal(reply) == (406, "NotAcceptable", name)
@@ -262,7 +268,7 @@ def test_unacceptable_answer_is_406_with_types(caller, name, sent, accept, why):
 
 
 @rows("accept", [TEXT, f"{TEXT}; charset=utf-8", "text/*", f"text/html, {TEXT};q=0.1"])
-def test_one_string_is_text_for_who_accepts_that(caller, accept):
+def test_one_string_is_text_for_who_accepts_that(caller: Client, accept: str) -> None:
     for said in ("é " * 20, "é " * MIB):  # whole, and as a stream
         reply = invoke(caller, "texts", said.encode(), TEXT, accept)
         assert (reply.status, reply.body.decode()) == (200, said)
@@ -294,7 +300,9 @@ def test_one_string_is_text_for_who_accepts_that(caller, accept):
         ("numbers", NPY, saved(np.array([[True]])), "the array is BOOL, input 'IN' is FP32"),
     ],
 )
-def test_body_of_wrong_type_is_400_with_reason(caller, name, content_type, body, why):
+def test_body_of_wrong_type_is_400_with_reason(
+    caller: Client, name: str, content_type: str, body: bytes, why: str
+) -> None:
     for sent in (body, iter([body[:3], body[3:]])):
         reply = invoke(caller, name, sent, content_type)
         assert refusal(reply) == (400, "InvalidRequest", name)
@@ -311,7 +319,7 @@ def test_body_of_wrong_type_is_400_with_reason(caller, name, content_type, body,
         ("strict", np.zeros((0, 4), "f4")),
     ],
 )
-def test_numbers_become_the_inputs_type_as_in_numpy(caller, name, array):
+def test_numbers_become_the_inputs_type_as_in_numpy(caller: Client, name: str, array: Any) -> None:
     """However the body is cut."""
     body = saved(array)
     cut = iter([body[i : i + 7] for i in range(0, len(body), 7)])
@@ -321,7 +329,7 @@ def test_numbers_become_the_inputs_type_as_in_numpy(caller, name, array):
         assert (found == array.astype(found.dtype)).all()
 
 
-def test_fp16_has_no_json_and_is_an_array_or_raw(caller):
+def test_fp16_has_no_json_and_is_an_array_or_raw(caller: Client) -> None:
     array = np.array([[0.1, 7e4]])
     for accept in ("", "*/*", JSON):
         assert refusal(invoke(caller, "halves", saved(array), NPY, accept))[0] == 400
@@ -333,7 +341,7 @@ def test_fp16_has_no_json_and_is_an_array_or_raw(caller):
     assert invoke(caller, "halves", saved(array), NPY, BINARY).body.endswith(expected.tobytes())
 
 
-def test_json_that_asks_for_raw_tensors_has_them_whatever_it_accepts(caller):
+def test_json_that_asks_for_raw_tensors_has_them_whatever_it_accepts(caller: Client) -> None:
     body = json.loads(v2(*VALUES)) | {"parameters": {"binary_data_output": True}}
     for accept in ("", JSON):
         reply = invoke(caller, "numbers", body, JSON, accept)
@@ -342,7 +350,7 @@ def test_json_that_asks_for_raw_tensors_has_them_whatever_it_accepts(caller):
 
 
 @pytest.mark.parametrize("name", FINDERS)
-def test_a_result_without_values_is_an_empty_array_table_or_body(caller, name):
+def test_a_result_without_values_is_an_empty_array_table_or_body(caller: Client, name: str) -> None:
     for found in (0, 2):
         boxes = np.ones((found, 4), FINDERS[name][1])
         image = b"x" * (1 + found)
@@ -357,7 +365,7 @@ def test_a_result_without_values_is_an_empty_array_table_or_body(caller, name):
         assert reply.body.endswith(b"}}]}" + boxes.tobytes())
 
 
-def test_csv_has_a_limit_and_large_ones_are_taken(caller):
+def test_csv_has_a_limit_and_large_ones_are_taken(caller: Client) -> None:
     row = b",".join([b"0.25"] * 1000) + b"\n"
     reply = invoke(caller, "strict", row * 200, CSV, CSV)
     assert reply.body == row * 200
@@ -366,7 +374,7 @@ def test_csv_has_a_limit_and_large_ones_are_taken(caller):
     assert str(8 * MIB) in reply.json()["error"]
 
 
-def test_compressed_bodies_of_these_types_are_refused(caller):
+def test_compressed_bodies_of_these_types_are_refused(caller: Client) -> None:
     reply = invoke(caller, "numbers", b"x", NPY, Content_Encoding="gzip")
     assert refusal(reply)[:2] == (415, "UnsupportedMediaType")
     packed = zlib.compress(np.ones(3, "f4").tobytes())
@@ -377,7 +385,9 @@ def test_compressed_bodies_of_these_types_are_refused(caller):
     assert told(invoke(caller, "numbers", packed, RAW, Content_Encoding="deflate")) == VALUES
 
 
-def test_bytes_are_json_by_the_first_character_within_4096(typed, caller):
+def test_bytes_are_json_by_the_first_character_within_4096(
+    typed: RunningAdapter, caller: Client
+) -> None:
     assert told(invoke(caller, "strict", b" " * 4095 + v2(*VALUES), RAW)) == VALUES
     for body in (b" " * 4096 + v2(*VALUES), b" " * 32 * MIB):
         pid = typed.process.pid
@@ -389,7 +399,9 @@ def test_bytes_are_json_by_the_first_character_within_4096(typed, caller):
 
 @pytest.mark.parametrize("content_type", ["", JSON, NPY, CSV, RAW, "image/png", "text/plain", "x"])
 @rows("accept", ["", "text/html", NPY])
-def test_model_without_opt_in_takes_json_alone(caller, content_type, accept):
+def test_model_without_opt_in_takes_json_alone(
+    caller: Client, content_type: str, accept: str
+) -> None:
     """Whatever its type is said to be. Another body is told what its type would need."""
     reply = invoke(caller, "plain", v2(*VALUES), content_type, accept)
     assert (told(reply), reply.headers["Content-Type"]) == (VALUES, JSON)
@@ -406,7 +418,9 @@ def test_model_without_opt_in_takes_json_alone(caller, content_type, accept):
 @settings(
     max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
-def test_whatever_comes_has_its_own_answer_or_a_refusal(caller, noise, at, content_type):
+def test_whatever_comes_has_its_own_answer_or_a_refusal(
+    caller: Client, noise: bytes, at: int, content_type: str
+) -> None:
     whole = saved(np.array(VALUES, "f4"))
     body = whole[:at] + noise + whole[at + len(noise) :] if content_type == NPY else noise
     reply = invoke(caller, "numbers", body, content_type, NPY)
@@ -424,7 +438,9 @@ def test_whatever_comes_has_its_own_answer_or_a_refusal(caller, noise, at, conte
 
 
 @rows(("name", "dtype"), [("first", "f4"), ("first", "f8"), ("numbers", "f4")])
-def test_large_arrays_are_passed_on_without_being_held(typed, caller, name, dtype):
+def test_large_arrays_are_passed_on_without_being_held(
+    typed: RunningAdapter, caller: Client, name: str, dtype: str
+) -> None:
     """100 MiB of a request, as it is and converted, and of an answer."""
     array = np.ones((100, 2**20 // np.dtype(dtype).itemsize), dtype)
     pid = typed.process.pid
@@ -435,7 +451,7 @@ def test_large_arrays_are_passed_on_without_being_held(typed, caller, name, dtyp
     assert peak_rss(pid) - before < 20 * MIB
 
 
-def test_invocations_of_a_single_model_take_them_too(tmp_path):
+def test_invocations_of_a_single_model_take_them_too(tmp_path: Path) -> None:
     folder = write_python_model(tmp_path / "images", config=MODELS["images"])
     with (
         embedded_adapter(f"--single-model={folder}", COMPLETE) as adapter,
@@ -454,7 +470,9 @@ def test_invocations_of_a_single_model_take_them_too(tmp_path):
         (config("application/x-npz", "TYPE_FP32"), "unknown content type 'application/x-npz'"),
     ],
 )
-def test_a_wrong_list_is_refused_at_the_load_with_file_and_line(client, package, text, why):
+def test_a_wrong_list_is_refused_at_the_load_with_file_and_line(
+    client: Client, package: Path, text: str, why: str
+) -> None:
     write_python_model(package, config=text)
     reply = client.load("wrong", package)
     assert refusal(reply)[:2] == (400, "InvalidModel")

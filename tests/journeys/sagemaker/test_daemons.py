@@ -91,41 +91,43 @@ class Daemon:
         "a child that stays",
     ]
 )
-def daemon(request, package) -> Daemon:
+def daemon(request: pytest.FixtureRequest, package: Path) -> Daemon:
     return Daemon(package, request.param)
 
 
 @pytest.fixture
-def forked(package) -> Daemon:
+def forked(package: Path) -> Daemon:
     return Daemon(package, "in a session of its own")
 
 
 @pytest.fixture
-def executed(package) -> Daemon:
+def executed(package: Path) -> Daemon:
     return Daemon(package, "executes another program")
 
 
 @pytest.fixture(scope="module")
-def lasting(model_root) -> Iterator[RunningAdapter]:
+def lasting(model_root: Path) -> Iterator[RunningAdapter]:
     flags = (f"--model-roots={model_root}", "--memory-limit=4GiB", COMPLETE)
     with embedded_adapter(*flags) as adapter:
         yield adapter
 
 
 @pytest.fixture
-def adapter(lasting) -> Iterator[RunningAdapter]:
+def adapter(lasting: RunningAdapter) -> Iterator[RunningAdapter]:
     """The same for all tests of this file; whatever the test loaded is unloaded after it."""
     yield lasting
     unload_all(lasting)
 
 
 @pytest.fixture
-def client(adapter) -> Iterator[Client]:
+def client(adapter: RunningAdapter) -> Iterator[Client]:
     with closing(adapter.client()) as client:
         yield client
 
 
-def test_a_daemon_is_ended_before_delete_of_its_model_says_200(adapter, client, daemon):
+def test_a_daemon_is_ended_before_delete_of_its_model_says_200(
+    adapter: RunningAdapter, client: Client, daemon: Daemon
+) -> None:
     daemon.load(client)
     pids = [daemon.start(client), daemon.start(client)]
     before = len(adapter.events("model.processes_killed"))
@@ -136,7 +138,9 @@ def test_a_daemon_is_ended_before_delete_of_its_model_says_200(adapter, client, 
     assert killed["processes"] == sorted(pids)
 
 
-def test_a_daemon_of_one_model_outlives_the_unload_of_another(client, forked):
+def test_a_daemon_of_one_model_outlives_the_unload_of_another(
+    client: Client, forked: Daemon
+) -> None:
     forked.load(client)
     forked.load(client, "other")
     first, second = forked.start(client), forked.start(client, "other")
@@ -147,7 +151,9 @@ def test_a_daemon_of_one_model_outlives_the_unload_of_another(client, forked):
     assert not is_alive(first)
 
 
-def test_unattributed_daemon_ends_with_last_possible_model(client, executed):
+def test_unattributed_daemon_ends_with_last_possible_model(
+    client: Client, executed: Daemon
+) -> None:
     executed.load(client)
     executed.load(client, "other")
     pid = executed.start(client, "other")
@@ -157,7 +163,9 @@ def test_unattributed_daemon_ends_with_last_possible_model(client, executed):
     assert not is_alive(pid)
 
 
-def test_a_daemon_of_a_load_that_fails_is_ended_before_the_answer(client, package):
+def test_a_daemon_of_a_load_that_fails_is_ended_before_the_answer(
+    client: Client, package: Path
+) -> None:
     mark = package / "pid"
     way = WAYS["executes another program"].format(mark=str(mark))
     bad = write_python_model(
@@ -169,7 +177,9 @@ def test_a_daemon_of_a_load_that_fails_is_ended_before_the_answer(client, packag
     assert not is_alive(int(mark.read_text()))
 
 
-def test_a_daemon_whose_model_has_lost_its_process_is_ended(adapter, client, forked):
+def test_a_daemon_whose_model_has_lost_its_process_is_ended(
+    adapter: RunningAdapter, client: Client, forked: Daemon
+) -> None:
     forked.load(client)
     pid = forked.start(client)
     (stub,) = stubs(adapter, "m")[:1]
@@ -184,7 +194,9 @@ def test_a_daemon_whose_model_has_lost_its_process_is_ended(adapter, client, for
     wait_until(lambda: pid in killed(), 60, "it is told")
 
 
-def test_a_daemon_that_copies_the_stub_does_not_stand_for_it(adapter, client, forked):
+def test_a_daemon_that_copies_the_stub_does_not_stand_for_it(
+    adapter: RunningAdapter, client: Client, forked: Daemon
+) -> None:
     forked.load(client)
     pid = forked.start(client)
     for stub in stubs(adapter, "m"):
@@ -196,7 +208,9 @@ def test_a_daemon_that_copies_the_stub_does_not_stand_for_it(adapter, client, fo
     assert not is_alive(pid)
 
 
-def test_the_memory_of_a_daemon_counts_until_it_is_ended(adapter, client, forked):
+def test_the_memory_of_a_daemon_counts_until_it_is_ended(
+    adapter: RunningAdapter, client: Client, forked: Daemon
+) -> None:
     forked.load(client)
     with closing(Client(adapter.admin)) as admin:
 
@@ -212,7 +226,9 @@ def test_the_memory_of_a_daemon_counts_until_it_is_ended(adapter, client, forked
 
 
 @pytest.mark.parametrize("daemon", ["executes in the session of Triton"], indirect=True)
-def test_a_daemon_is_ended_before_another_triton_is_started(adapter, client, daemon):
+def test_a_daemon_is_ended_before_another_triton_is_started(
+    adapter: RunningAdapter, client: Client, daemon: Daemon
+) -> None:
     daemon.load(client)
     pid = daemon.start(client)
     before = len(adapter.events("triton.exited"))
@@ -231,7 +247,7 @@ def test_a_daemon_is_ended_before_another_triton_is_started(adapter, client, dae
     ],
     indirect=["daemon"],
 )
-def test_a_daemon_ends_with_the_adapter(daemon, number):
+def test_a_daemon_ends_with_the_adapter(daemon: Daemon, number: signal.Signals) -> None:
     adapter = RunningAdapter(*EMBEDDED, COMPLETE, f"--model-roots={daemon.package.parent}")
     try:
         adapter.wait_for("adapter.started")

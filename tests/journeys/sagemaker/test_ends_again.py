@@ -3,6 +3,7 @@
 import os
 import signal
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 
@@ -50,7 +51,7 @@ def served(client: Client, names: list[str]) -> bool:
     return all(client.post(f"/models/{n}/invoke", infer_body(1.0)).status == 200 for n in names)
 
 
-def test_models_come_back_when_triton_ends_again_while_they_are_brought_back(tmp_path):
+def test_models_come_back_when_triton_ends_again_while_they_are_brought_back(tmp_path: Path):
     for name in _NAMES:
         write_python_model(tmp_path / name)
     flags = (f"--model-roots={tmp_path}", "--on-triton-restart=reload")
@@ -64,7 +65,7 @@ def test_models_come_back_when_triton_ends_again_while_they_are_brought_back(tmp
         assert adapter.events("model.return_given_up") == []
 
 
-def test_load_that_ends_triton_is_given_up(tmp_path):
+def test_load_that_ends_triton_is_given_up(tmp_path: Path):
     """The others come back."""
     mark = tmp_path / "mark"
     others = _NAMES[:2]
@@ -97,7 +98,7 @@ def test_load_that_ends_triton_is_given_up(tmp_path):
         ("load_at_start", "request"),
     ],
 )
-def test_model_that_keeps_ending_triton_is_given_up(tmp_path, how, when):
+def test_model_that_keeps_ending_triton_is_given_up(tmp_path: Path, how: str, when: str):
     """The others stay."""
     deadly = {
         "initialize": {"initialize": _DEADLY.format(mark="/")},

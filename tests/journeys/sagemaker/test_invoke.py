@@ -5,11 +5,13 @@ import json
 import struct
 import zlib
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 
 from tests.asking import BINARY, JSON, binary_request, refusal, sized
 from tests.cases import rows
+from tests.running import Client, RunningAdapter
 from tests.trees import CONFIG, infer_body, write_python_model
 
 pytestmark = pytest.mark.triton
@@ -19,7 +21,7 @@ _OUTPUT = [{"name": "OUT", "parameters": {"binary_data": True}}]
 
 
 @pytest.fixture(scope="module")
-def moody(served, model_root) -> str:
+def moody(served: RunningAdapter, model_root: Path) -> str:
     """A model that fails as its input says; stays loaded for the module, as echo does."""
     folder = write_python_model(
         model_root / "moody",
@@ -56,7 +58,7 @@ def moody(served, model_root) -> str:
         f"{BINARY};json-header-size=000{{}}",
     ],
 )
-def test_binary_tensors_go_both_ways(caller, kind):
+def test_binary_tensors_go_both_ways(caller: Client, kind: str) -> None:
     body, json_bytes = binary_request(5)
 
     reply = caller.post(_PATH, body, {"Content-Type": kind.format(json_bytes)})
@@ -69,7 +71,7 @@ def test_binary_tensors_go_both_ways(caller, kind):
     assert reply.body[size:] == body[json_bytes:]
 
 
-def test_a_json_header_size_of_0_means_a_raw_tensor(caller):
+def test_a_json_header_size_of_0_means_a_raw_tensor(caller: Client) -> None:
     reply = caller.post(_PATH, struct.pack("<2f", 1.5, -2.0), sized(0))
 
     assert (reply.status, reply.body[-8:]) == (200, struct.pack("<2f", 1.5, -2.0))
@@ -89,7 +91,7 @@ _BAD_SIZES = [
         *(BINARY, f"{BINARY};", f"text/csv,{BINARY};json-header-size=1"),
     ],
 )
-def test_a_json_header_size_that_is_none_is_refused(caller, kind):
+def test_a_json_header_size_that_is_none_is_refused(caller: Client, kind: str) -> None:
     for body in (_BODY, iter([_BODY])):
         reply = caller.post(_PATH, body, {"Content-Type": kind})
         assert refusal(reply)[:2] == (400, "InvalidRequest")
@@ -120,7 +122,9 @@ _WRONG = {
 
 
 @rows("body", _WRONG.values())
-def test_a_request_that_does_not_fit_the_model_is_the_callers_fault(caller, body):
+def test_a_request_that_does_not_fit_the_model_is_the_callers_fault(
+    caller: Client, body: object
+) -> None:
     assert refusal(caller.post(_PATH, body)) == (400, "InvalidRequest", "echo")
 
 
@@ -137,7 +141,9 @@ def test_a_request_that_does_not_fit_the_model_is_the_callers_fault(caller, body
     ],
 )
 @rows("packed", ["", "gzip", "deflate"])
-def test_tritons_answer_is_passed_on_byte_for_byte(caller, raw_triton, body, packed):
+def test_tritons_answer_is_passed_on_byte_for_byte(
+    caller: Client, raw_triton: Client, body: dict[str, object], packed: str
+) -> None:
     headers = {"Accept-Encoding": packed}
     v2 = "/v2/models/echo/infer"
     theirs = raw_triton.post(v2, body, headers)
@@ -157,7 +163,7 @@ def test_tritons_answer_is_passed_on_byte_for_byte(caller, raw_triton, body, pac
 
 @rows("name", ["gzip", "deflate", "GZIP"])
 @rows("kind", ["json", "binary"])
-def test_a_packed_body_is_unpacked(caller, name, kind):
+def test_a_packed_body_is_unpacked(caller: Client, name: str, kind: str) -> None:
     plain, headers = json.dumps(infer_body(2.0)).encode(), {}
     if kind == "binary":
         plain, size = binary_request(1000)
@@ -170,7 +176,7 @@ def test_a_packed_body_is_unpacked(caller, name, kind):
 
 
 @rows("name", ["br", "zstd", "gzip, gzip", "nonsense"])
-def test_an_unsupported_content_encoding_is_refused(caller, name):
+def test_an_unsupported_content_encoding_is_refused(caller: Client, name: str) -> None:
     for path in (_PATH, "/v2/models/echo/infer"):
         reply = caller.post(path, infer_body(1.0), {"Content-Encoding": name})
 
@@ -200,7 +206,9 @@ def not_packed_so() -> dict[str, tuple[str, bytes]]:
 @pytest.mark.parametrize("how", ["whole", "chunked"])
 @rows("path", [_PATH, "/v2/models/echo/infer"])
 @rows(("coding", "body"), not_packed_so().values())
-def test_a_body_that_is_not_packed_as_it_says_is_refused(caller, path, coding, body, how):
+def test_a_body_that_is_not_packed_as_it_says_is_refused(
+    caller: Client, path: str, coding: str, body: bytes, how: str
+) -> None:
     headers = {"Content-Encoding": coding}
 
     reply = caller.post(path, iter([body]) if how == "chunked" else body, headers)
@@ -210,7 +218,7 @@ def test_a_body_that_is_not_packed_as_it_says_is_refused(caller, path, coding, b
 
 
 @rows("body", [b"", iter([b""])])
-def test_an_invocation_without_a_body_is_refused(caller, body):
+def test_an_invocation_without_a_body_is_refused(caller: Client, body: object) -> None:
     reply = caller.post(_PATH, body)
 
     assert refusal(reply) == (400, "InvalidRequest", "echo")
@@ -226,7 +234,9 @@ def test_an_invocation_without_a_body_is_refused(caller, body):
         (4, (503, "BackendUnavailable", "moody"), "resting"),
     ],
 )
-def test_a_models_own_errors_keep_their_words(caller, moody, kind, refused, words):
+def test_a_models_own_errors_keep_their_words(
+    caller: Client, moody: str, kind: int, refused: tuple, words: str
+) -> None:
     """Its NOT_FOUND says nothing about what the platform has loaded."""
     reply = caller.post(moody, infer_body(kind))
     assert refusal(reply) == refused
@@ -234,7 +244,9 @@ def test_a_models_own_errors_keep_their_words(caller, moody, kind, refused, word
     assert caller.post(moody, infer_body(0.0)).status == 200
 
 
-def test_a_decoupled_model_is_refused(served, caller, model_root):
+def test_a_decoupled_model_is_refused(
+    served: RunningAdapter, caller: Client, model_root: Path
+) -> None:
     config = CONFIG + "model_transaction_policy { decoupled: true }\n"
     folder = write_python_model(model_root / "decoupled", config=config)
     assert caller.load("decoupled", folder).status == 200
@@ -252,7 +264,7 @@ _IDS = {
 
 
 @rows("body", [infer_body(1.0), b"{"])
-def test_attributes_and_inference_id_come_back(caller, body):
+def test_attributes_and_inference_id_come_back(caller: Client, body: object) -> None:
     """What is not printable ASCII does not."""
     reply = caller.post(_PATH, body, _IDS)
     assert {name: reply.headers[name] for name in _IDS} == _IDS
@@ -262,7 +274,9 @@ def test_attributes_and_inference_id_come_back(caller, body):
         assert not set(_IDS) & set(reply.headers)
 
 
-def test_a_failed_inference_is_logged_with_what_the_platform_said(served, caller):
+def test_a_failed_inference_is_logged_with_what_the_platform_said(
+    served: RunningAdapter, caller: Client
+) -> None:
     target = {"X-Amzn-SageMaker-Target-Model": "team/b.tar.gz"}
 
     def refused() -> None:
@@ -273,7 +287,7 @@ def test_a_failed_inference_is_logged_with_what_the_platform_said(served, caller
     assert line["error"] == "ModelNotFound"
 
 
-def test_unknown_headers_and_header_lengths_of_v2_are_passed_over(caller):
+def test_unknown_headers_and_header_lengths_of_v2_are_passed_over(caller: Client) -> None:
     headers = {
         "X-Amzn-SageMaker-Session-Id": "s",
         "X-Never-Heard-Of": "1",
@@ -285,7 +299,9 @@ def test_unknown_headers_and_header_lengths_of_v2_are_passed_over(caller):
     assert caller.post(_PATH, infer_body(1.0), headers).status == 200
 
 
-def test_a_model_that_names_its_output_otherwise_is_warned_of_once(served, caller, package):
+def test_a_model_that_names_its_output_otherwise_is_warned_of_once(
+    served: RunningAdapter, caller: Client, package: Path
+) -> None:
     answer = 'return pb_utils.InferenceResponse([pb_utils.Tensor("OUTT", values)])'
     assert caller.load("misspelt", write_python_model(package, answer=answer)).status == 200
     for path in ("/models/misspelt/invoke", "/v2/models/misspelt/infer"):

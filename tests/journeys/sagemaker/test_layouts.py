@@ -129,20 +129,22 @@ OF_ONE_MODEL = [
 
 
 @pytest.fixture(scope="module")
-def endpoint(model_root) -> Iterator[RunningAdapter]:
+def endpoint(model_root: Path) -> Iterator[RunningAdapter]:
     with embedded_adapter(f"--model-roots={model_root}", environ=MULTI_MODEL) as adapter:
         yield adapter
 
 
 @pytest.fixture
-def platform(endpoint) -> Iterator[Client]:
+def platform(endpoint: RunningAdapter) -> Iterator[Client]:
     with closing(endpoint.client()) as client:
         yield client
     unload_all(endpoint)
 
 
 @pytest.mark.parametrize("layout", OF_A_MULTI_MODEL_ENDPOINT, ids=str)
-def test_layout_of_a_multi_model_endpoint_is_served(platform, package, layout):
+def test_layout_of_a_multi_model_endpoint_is_served(
+    platform: Client, package: Path, layout: Layout
+) -> None:
     name = sha256(str(package).encode()).hexdigest()[:32]
     url = package / name / "model"
     layout.make(url)
@@ -154,7 +156,7 @@ def test_layout_of_a_multi_model_endpoint_is_served(platform, package, layout):
 
 
 @pytest.mark.parametrize("layout", OF_ONE_MODEL, ids=str)
-def test_layout_of_a_single_model_is_served(tmp_path, layout):
+def test_layout_of_a_single_model_is_served(tmp_path: Path, layout: Layout) -> None:
     """The folder of the test stands in for /opt/ml/model. Callers see the one model alone."""
     layout.make(tmp_path / "model")
     folders = {path.name for path in (tmp_path / "model").iterdir()}

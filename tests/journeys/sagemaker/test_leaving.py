@@ -5,6 +5,7 @@ import signal
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 
@@ -20,7 +21,7 @@ from tests.asking import (
 from tests.grpc_calls import calls_to, infer_request, write_decoupled_model
 from tests.journeys.memory.models import metric
 from tests.processes import tritonserver
-from tests.running import COMPLETE, EMBEDDED, RunningAdapter, embedded_adapter, wait_until
+from tests.running import COMPLETE, EMBEDDED, Client, RunningAdapter, embedded_adapter, wait_until
 from tests.trees import infer_body, write_python_model
 
 pytestmark = pytest.mark.triton
@@ -83,7 +84,9 @@ LEAVING = {
 
 
 @pytest.mark.parametrize("leave", LEAVING.values(), ids=LEAVING)
-def test_unload_waits_for_triton_despite_leaving_caller(adapter, client, package, gate, leave):
+def test_unload_waits_for_triton_despite_leaving_caller(
+    adapter: RunningAdapter, client: Client, package: Path, gate: Gate, leave: Leaving
+) -> None:
     before = len(adapter.events("model.unload_stalled"))
     write_python_model(package, answer=gate.statements)
     assert client.load("m", package).status == 200
@@ -101,7 +104,9 @@ def test_unload_waits_for_triton_despite_leaving_caller(adapter, client, package
     assert len(adapter.events("model.unload_stalled")) == before
 
 
-def test_stream_without_caller_is_read_to_end(adapter, client, package, gate):
+def test_stream_without_caller_is_read_to_end(
+    adapter: RunningAdapter, client: Client, package: Path, gate: Gate
+) -> None:
     gated = "\n".join(" " * 12 + line for line in gate.statements.splitlines()).lstrip()
     write_decoupled_model(
         package, answer=f"{gated}\n            for _ in range(2000): send(values)"
@@ -115,7 +120,7 @@ def test_stream_without_caller_is_read_to_end(adapter, client, package, gate):
 
 
 @pytest.fixture
-def own(model_root) -> Iterator[RunningAdapter]:
+def own(model_root: Path) -> Iterator[RunningAdapter]:
     """An adapter whose Triton may be hurt."""
     flags = (f"--model-roots={model_root}", COMPLETE, "--infer-timeout-seconds=1")
     with embedded_adapter(*flags) as adapter:
@@ -125,7 +130,9 @@ def own(model_root) -> Iterator[RunningAdapter]:
 _MANY = 100
 
 
-def test_abandoned_requests_refuse_no_others(own, package, gate):
+def test_abandoned_requests_refuse_no_others(
+    own: RunningAdapter, package: Path, gate: Gate
+) -> None:
     """What bounds them is Triton's own queue, where the model's config sets its size."""
     write_python_model(package, answer=gate.statements)
 
@@ -150,7 +157,9 @@ def test_abandoned_requests_refuse_no_others(own, package, gate):
         )
 
 
-def test_a_triton_that_dies_ends_what_nobody_waits_for(own, package, gate):
+def test_a_triton_that_dies_ends_what_nobody_waits_for(
+    own: RunningAdapter, package: Path, gate: Gate
+) -> None:
     write_python_model(package, answer=gate.statements)
     with closing(own.client()) as client:
         assert client.load("m", package).status == 200
@@ -166,7 +175,9 @@ def test_a_triton_that_dies_ends_what_nobody_waits_for(own, package, gate):
         )
 
 
-def test_at_sigterm_nobody_waits_for_them_either(model_root, package, gate):
+def test_at_sigterm_nobody_waits_for_them_either(
+    model_root: Path, package: Path, gate: Gate
+) -> None:
     """The drain would last longer than this waits."""
     write_python_model(package, answer=gate.statements)
     flags = (f"--model-roots={model_root}", "--drain-timeout-seconds=120")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests import forked
-from tests.asking import background, triton_index
+from tests.asking import Gate, background, triton_index
 from tests.processes import beside, descendants, is_alive, triton_client
 from tests.running import (
     COMPLETE,
@@ -37,7 +37,7 @@ def run_to_its_end(*flags: str) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize("work", ["load", "inference"])
-def test_sigterm_lets_work_end_and_leaves_nothing(tmp_path, gate, work):
+def test_sigterm_lets_work_end_and_leaves_nothing(tmp_path: Path, gate: Gate, work: str) -> None:
     body = {"load": "initialize", "inference": "answer"}[work]
     folder = write_python_model(tmp_path / "model", **{body: gate.statements})
     with embedded_adapter(f"--model-roots={tmp_path}", COMPLETE) as adapter:
@@ -59,7 +59,7 @@ def test_sigterm_lets_work_end_and_leaves_nothing(tmp_path, gate, work):
         assert not adapter.repository.parent.exists()
 
 
-def test_when_the_adapter_is_killed_its_triton_goes_too(tmp_path, gate):
+def test_when_the_adapter_is_killed_its_triton_goes_too(tmp_path: Path, gate: Gate) -> None:
     folder = write_python_model(tmp_path / "model", answer=gate.statements)
     adapter = RunningAdapter(*EMBEDDED, COMPLETE, f"--model-roots={tmp_path}")
     try:
@@ -82,7 +82,7 @@ def test_when_the_adapter_is_killed_its_triton_goes_too(tmp_path, gate):
         wait_until(lambda: not adapter.repository.parent.exists(), 60, "the next one tidies up")
 
 
-def test_bad_settings_exit_with_2_and_all_their_faults():
+def test_bad_settings_exit_with_2_and_all_their_faults() -> None:
     code, said = run_to_its_end("--http=nonsense", "--memory-limit=much", "--triton=inside")
 
     assert code == 2
@@ -95,7 +95,7 @@ def list_staged(triton: RunningAdapter) -> list[str]:
     return [path.name for path in triton.repository.iterdir() if path.is_dir()]
 
 
-def test_the_whole_line_works_on_an_external_triton(triton):
+def test_the_whole_line_works_on_an_external_triton(triton: RunningAdapter) -> None:
     with beside(triton) as adapter, closing(adapter.client()) as client:
         assert adapter.started["triton"] == "external"
         assert client.load("team/echo", EXAMPLES / "identity").status == 200
@@ -109,7 +109,9 @@ def test_the_whole_line_works_on_an_external_triton(triton):
         assert raw.get("/v2/health/live").status == 200
 
 
-def test_half_done_load_of_killed_adapter_is_unloaded(triton, tmp_path, gate):
+def test_half_done_load_of_killed_adapter_is_unloaded(
+    triton: RunningAdapter, tmp_path: Path, gate: Gate
+) -> None:
     """In an external Triton."""
     package = write_python_model(tmp_path / "model", initialize=gate.statements)
     roots = f"--model-roots={tmp_path}"
@@ -138,7 +140,7 @@ def nobody() -> Iterator[tuple[str, ...]]:
         yield ("--triton=external", "--http=off", "--admin=off", *where)
 
 
-def test_without_triton_the_start_ends_when_its_time_is_up(nobody):
+def test_without_triton_the_start_ends_when_its_time_is_up(nobody: tuple[str, ...]) -> None:
     code, said = run_to_its_end(*nobody, "--start-timeout-seconds=1")
 
     address = nobody[-1].partition("=")[2]
@@ -151,7 +153,7 @@ def test_without_triton_the_start_ends_when_its_time_is_up(nobody):
 
 
 @pytest.mark.parametrize("listener", ["http", "admin", "grpc"])
-def test_taken_port_is_named_with_its_setting(listener):
+def test_taken_port_is_named_with_its_setting(listener: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         code, said = run_to_its_end(*EMBEDDED, "--examples", f"--{listener}={address}")
@@ -165,8 +167,8 @@ def test_taken_port_is_named_with_its_setting(listener):
 
 
 def test_start_without_triton_says_what_it_awaits(
-    nobody,
-):
+    nobody: tuple[str, ...],
+) -> None:
     adapter = RunningAdapter(*nobody, "--start-timeout-seconds=300")
     try:
         adapter.wait_for("triton.awaited")
@@ -181,7 +183,7 @@ def test_start_without_triton_says_what_it_awaits(
     assert first["seconds"] < again["seconds"] < 300
 
 
-def test_start_warns_of_open_listeners_and_odd_roots(tmp_path):
+def test_start_warns_of_open_listeners_and_odd_roots(tmp_path: Path) -> None:
     """Listeners that other machines may reach, and roots that are relative or not there."""
     relative = Path(os.path.relpath(tmp_path))
     roots = (f"--model-roots={tmp_path / 'none'}", f"--model-roots={relative}")

@@ -9,7 +9,7 @@ import pytest
 
 from tests.asking import quoted, refusal
 from tests.cases import rows
-from tests.running import EXAMPLES, Client, Reply, unload_all
+from tests.running import EXAMPLES, Client, Reply, RunningAdapter, unload_all
 
 pytestmark = pytest.mark.triton
 
@@ -18,7 +18,7 @@ _SORTED = ["10", "Alpha", "mid/dle", "zeta", "été"]
 
 
 @pytest.fixture(scope="module")
-def listing(shared_adapter) -> Iterator[Client]:
+def listing(shared_adapter: RunningAdapter) -> Iterator[Client]:
     """Five models, loaded in no order."""
 
     def load(name: str) -> int:
@@ -50,7 +50,7 @@ def pages(client: Client, limit: int) -> list[list[str]]:
 
 
 @rows("query", ["", "?next_page_token="])
-def test_the_list_is_sorted_by_name_and_whole_by_default(listing, query):
+def test_the_list_is_sorted_by_name_and_whole_by_default(listing: Client, query: str) -> None:
     reply = listing.get(f"/models{query}")
 
     assert names(reply) == _SORTED
@@ -59,7 +59,7 @@ def test_the_list_is_sorted_by_name_and_whole_by_default(listing, query):
 
 
 @rows("limit", [1, 2, 3, 4, 5, 6, 1000])
-def test_pages_hold_every_model_once_and_none_is_empty(listing, limit):
+def test_pages_hold_every_model_once_and_none_is_empty(listing: Client, limit: int) -> None:
     found = pages(listing, limit)
 
     assert [name for page in found for name in page] == _SORTED
@@ -81,12 +81,12 @@ _LIMITS = [
         "a=b&" * 101,
     ],
 )
-def test_a_query_that_cannot_be_meant_is_refused(listing, query):
+def test_a_query_that_cannot_be_meant_is_refused(listing: Client, query: str) -> None:
     assert refusal(listing.get(f"/models?{query}")) == (400, "InvalidRequest", None)
 
 
 # keep it last: it unloads
-def test_z_a_token_stays_good_when_its_model_goes(listing):
+def test_z_a_token_stays_good_when_its_model_goes(listing: Client) -> None:
     token = listing.get("/models?limit=2").json()["nextPageToken"]
     assert listing.delete(f"/models/{_SORTED[1]}").status == 200
 

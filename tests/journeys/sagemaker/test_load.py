@@ -1,5 +1,7 @@
 """POST /models."""
 
+from pathlib import Path
+
 import pytest
 
 from tests.asking import (
@@ -10,13 +12,13 @@ from tests.asking import (
     triton_index,
 )
 from tests.cases import rows
-from tests.running import EXAMPLES
+from tests.running import EXAMPLES, Client, RunningAdapter
 from tests.trees import CONFIG, infer_body, write_python_model
 
 pytestmark = pytest.mark.triton
 
 
-def test_a_second_load_of_a_loaded_model_is_a_conflict(client):
+def test_a_second_load_of_a_loaded_model_is_a_conflict(client: Client) -> None:
     assert client.load("echo", EXAMPLES / "identity").status == 200
 
     again = client.load("echo", EXAMPLES / "identity")
@@ -26,7 +28,9 @@ def test_a_second_load_of_a_loaded_model_is_a_conflict(client):
     assert client.get("/models/echo").json()["modelUrl"] == str(EXAMPLES / "identity")
 
 
-def test_while_a_model_loads_it_is_taken_but_not_there(client, adapter, package, gate):
+def test_while_a_model_loads_it_is_taken_but_not_there(
+    client: Client, adapter: RunningAdapter, package: Path, gate: Gate
+) -> None:
     write_python_model(package, initialize=gate.statements)
     with background(adapter) as others:
         loading = others.ask(lambda c: c.load("slow", package))
@@ -44,8 +48,8 @@ def test_while_a_model_loads_it_is_taken_but_not_there(client, adapter, package,
 
 
 def test_two_models_that_declare_their_memory_load_side_by_side(
-    client, adapter, model_root, package, tmp_path
-):
+    client: Client, adapter: RunningAdapter, model_root: Path, package: Path, tmp_path: Path
+) -> None:
     gates = {name: Gate(tmp_path / f"{name}.open") for name in ("left", "right")}
     config = CONFIG + 'parameters { key: "memory_bytes" value { string_value: "64MiB" } }'
     urls = {
@@ -64,7 +68,9 @@ def test_two_models_that_declare_their_memory_load_side_by_side(
     assert model_names(client) == ["left", "right"]
 
 
-def test_model_url_is_told_as_it_was_given(client, adapter, package):
+def test_model_url_is_told_as_it_was_given(
+    client: Client, adapter: RunningAdapter, package: Path
+) -> None:
     write_python_model(package / "of hash" / "model")
     folder = f"{package}/of hash"
     urls = {
@@ -84,7 +90,7 @@ def test_model_url_is_told_as_it_was_given(client, adapter, package):
     assert client.get("/models").json() == {"models": described}
 
 
-def test_a_missing_folder_is_404(client, package):
+def test_a_missing_folder_is_404(client: Client, package: Path) -> None:
     reply = client.load("echo", package / "nothing")
 
     assert refusal(reply)[:2] == (404, "SourceMissing")
@@ -92,11 +98,15 @@ def test_a_missing_folder_is_404(client, package):
 
 
 @rows("url", ["/etc", "/etc/no-such-thing", "relative", "s3://bucket/x", "/", "{}/../../../etc"])
-def test_a_path_outside_the_model_roots_is_refused(client, model_root, url):
+def test_a_path_outside_the_model_roots_is_refused(
+    client: Client, model_root: Path, url: str
+) -> None:
     assert refusal(client.load("echo", url.format(model_root)))[:2] == (400, "InvalidRequest")
 
 
-def test_a_link_out_of_the_model_roots_is_refused(client, package, tmp_path):
+def test_a_link_out_of_the_model_roots_is_refused(
+    client: Client, package: Path, tmp_path: Path
+) -> None:
     outside = write_python_model(tmp_path / "outside")
     (package / "link").symlink_to(outside)
     write_python_model(package / "inner")
@@ -107,7 +117,7 @@ def test_a_link_out_of_the_model_roots_is_refused(client, package, tmp_path):
     assert client.get("/models").json() == {"models": []}
 
 
-def test_a_broken_config_is_refused_by_place_and_reason(client, package):
+def test_a_broken_config_is_refused_by_place_and_reason(client: Client, package: Path) -> None:
     write_python_model(package, config=CONFIG + "max_batch_size: many\n")
 
     reply = client.load("echo", package)
@@ -117,7 +127,9 @@ def test_a_broken_config_is_refused_by_place_and_reason(client, package):
     assert "many" in reply.json()["error"]
 
 
-def test_a_model_that_raises_is_refused_with_its_words_and_leaves_nothing(client, adapter, package):
+def test_a_model_that_raises_is_refused_with_its_words_and_leaves_nothing(
+    client: Client, adapter: RunningAdapter, package: Path
+) -> None:
     write_python_model(package, initialize='raise ValueError("the weights are of 1999")')
 
     failed = client.load("echo", package)
@@ -158,18 +170,18 @@ _NO_LOADS = [
 
 
 @rows("body", _NO_LOADS)
-def test_what_is_no_load_is_refused(client, body):
+def test_what_is_no_load_is_refused(client: Client, body: bytes) -> None:
     assert refusal(client.post("/models", body))[:2] == (400, "InvalidRequest")
 
 
-def test_unknown_fields_headers_and_content_types_are_passed_over(client):
+def test_unknown_fields_headers_and_content_types_are_passed_over(client: Client) -> None:
     body = {"model_name": "echo", "url": str(EXAMPLES / "identity"), "extra": [1], "Url": "/etc"}
     headers = {"Content-Type": "text/csv", "X-Amzn-Unheard-Of": "1", "Accept": "image/png"}
 
     assert client.post("/models", body, headers).status == 200
 
 
-def test_headers_of_the_platform_are_logged(client, adapter):
+def test_headers_of_the_platform_are_logged(client: Client, adapter: RunningAdapter) -> None:
     headers = {
         "X-Amzn-SageMaker-Target-Model": "team/a.tar.gz",
         "X-Amzn-SageMaker-Inference-Id": "id-77",
@@ -189,7 +201,9 @@ def test_headers_of_the_platform_are_logged(client, adapter):
 
 
 @pytest.mark.of_triton("2.51", "2.73", "its words for a failed load")
-def test_a_load_that_triton_refuses_says_what_was_odd_in_its_config(client, package):
+def test_a_load_that_triton_refuses_says_what_was_odd_in_its_config(
+    client: Client, package: Path
+) -> None:
     """Triton itself names neither file nor line of a field that it does not know."""
     write_python_model(package, config=CONFIG + "colour: 3\n")
 

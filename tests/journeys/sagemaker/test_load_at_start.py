@@ -6,9 +6,11 @@ import shutil
 import signal
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from pathlib import Path
 
 import pytest
 
+from tests.asking import Gate
 from tests.processes import tritonserver
 from tests.running import COMPLETE, EMBEDDED, Client, RunningAdapter, embedded_adapter, wait_until
 from tests.trees import infer_body, write_python_model
@@ -45,7 +47,7 @@ def starting(*flags: str) -> Iterator[tuple[RunningAdapter, Client]]:
         yield adapter, admin
 
 
-def test_probes_say_ready_when_every_wanted_model_is_loaded(tmp_path, gate):
+def test_probes_say_ready_when_every_wanted_model_is_loaded(tmp_path: Path, gate: Gate):
     write_python_model(tmp_path / "quick")
     write_python_model(tmp_path / "slow", initialize=gate.statements)
     flags = (
@@ -69,7 +71,7 @@ def test_probes_say_ready_when_every_wanted_model_is_loaded(tmp_path, gate):
         assert client.post("/models/other/invoke", infer_body(1.0)).status == 200
 
 
-def test_a_model_that_fails_is_named_and_tried_again(tmp_path):
+def test_a_model_that_fails_is_named_and_tried_again(tmp_path: Path):
     write_python_model(tmp_path / "good")
     write_python_model(tmp_path / "bad", initialize='raise ValueError("no weights yet")')
     flags = (
@@ -89,7 +91,7 @@ def test_a_model_that_fails_is_named_and_tried_again(tmp_path):
 
 @pytest.mark.parametrize("restart", ["forget", "reload"])
 @pytest.mark.nightly
-def test_unloaded_model_stays_away_after_tritons_death(tmp_path, restart):
+def test_unloaded_model_stays_away_after_tritons_death(tmp_path: Path, restart):
     for name in ("kept", "gone", "changed"):
         write_python_model(tmp_path / name)
     flags = (
@@ -122,7 +124,7 @@ def test_unloaded_model_stays_away_after_tritons_death(tmp_path, restart):
         assert counted(admin) == {"loaded": 2, "missing": 0, "unloaded": 1}
 
 
-def test_unloading_broken_model_makes_adapter_ready(tmp_path):
+def test_unloading_broken_model_makes_adapter_ready(tmp_path: Path):
     write_python_model(tmp_path / "good")
     write_python_model(tmp_path / "bad", initialize='raise ValueError("no weights yet")')
     flags = (f"--model-roots={tmp_path}", f"--load-at-start={tmp_path}/*")
@@ -142,7 +144,7 @@ def test_unloading_broken_model_makes_adapter_ready(tmp_path):
         adapter.wait_for("adapter.wanted_no_more", model_id="bad")
 
 
-def test_a_folder_that_is_not_there_ends_the_start(tmp_path):
+def test_a_folder_that_is_not_there_ends_the_start(tmp_path: Path):
     adapter = RunningAdapter(*EMBEDDED, f"--model-roots={tmp_path}", "--load-at-start=models/*")
 
     adapter.process.wait(60)
@@ -152,7 +154,7 @@ def test_a_folder_that_is_not_there_ends_the_start(tmp_path):
     assert adapter.stop() == 1
 
 
-def test_a_folder_without_a_model_is_warned_of(tmp_path):
+def test_a_folder_without_a_model_is_warned_of(tmp_path: Path):
     """An agent may fill it later, so it does not end the start."""
     with starting(f"--model-roots={tmp_path}", f"--load-at-start={tmp_path}/*") as (adapter, _):
         [warned] = adapter.events("adapter.nothing_to_load")

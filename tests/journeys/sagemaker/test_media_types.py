@@ -56,7 +56,7 @@ def curl(address: str, path: str, body: Path, *options: str) -> tuple[int, bytes
     ],
     ids=["chunked", "sized"],
 )
-def test_large_json_as_a_form_is_answered(own, tmp_path, path, size, options):
+def test_large_json_as_a_form_is_answered(own, tmp_path, path, size, options) -> None:
     body = tmp_path / "body"
     body.write_bytes(numbers(size))
     status, answer = curl(own.http, path, body, *options)
@@ -64,7 +64,7 @@ def test_large_json_as_a_form_is_answered(own, tmp_path, path, size, options):
     assert not own.events("triton.exited")
 
 
-def test_raw_tensors_as_a_form_are_answered(own, tmp_path):
+def test_raw_tensors_as_a_form_are_answered(own, tmp_path) -> None:
     body, length = binary_request(3 * MB)
     path = tmp_path / "body"
     path.write_bytes(body)
@@ -75,7 +75,7 @@ def test_raw_tensors_as_a_form_are_answered(own, tmp_path):
 
 
 @pytest.mark.parametrize("path", ["/v2/models/echo/generate", "/v2/models/echo/generate_stream"])
-def test_what_a_model_does_not_understand_ends_nothing_either(own, tmp_path, path):
+def test_what_a_model_does_not_understand_ends_nothing_either(own, tmp_path, path) -> None:
     body = tmp_path / "body"
     body.write_bytes(json.dumps({"IN": "x" * 6 * MB}).encode())
     status, answer = curl(own.http, path, body)

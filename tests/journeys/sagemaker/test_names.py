@@ -44,7 +44,7 @@ Named = tuple[RunningAdapter, dict[str, Reply], Path]
 
 
 @pytest.fixture(scope="module")
-def named(model_root) -> Iterator[Named]:
+def named(model_root: Path) -> Iterator[Named]:
     """A model under every one of the names, and what each load was answered.
 
     On an adapter of its own: a model that cannot be unloaded would be in the way of other tests.
@@ -62,13 +62,15 @@ def named(model_root) -> Iterator[Named]:
 
 
 @pytest.fixture
-def asking(named) -> Iterator[Client]:
+def asking(named: Named) -> Iterator[Client]:
     with closing(named[0].client()) as client:
         yield client
 
 
 @rows("name", _NAMES.values())
-def test_a_model_of_any_name_is_loaded_got_listed_and_invoked(named, asking, name):
+def test_a_model_of_any_name_is_loaded_got_listed_and_invoked(
+    named: Named, asking: Client, name: str
+) -> None:
     _, loads, folder = named
     path = f"/models/{quoted(name)}"
     described = {"modelName": name, "modelUrl": str(folder)}
@@ -85,7 +87,7 @@ def test_a_model_of_any_name_is_loaded_got_listed_and_invoked(named, asking, nam
 
 
 @rows("name", _NAMES.values())
-def test_a_binary_answer_names_the_model_as_the_caller_does(asking, name):
+def test_a_binary_answer_names_the_model_as_the_caller_does(asking: Client, name: str) -> None:
     body, json_bytes = binary_request(3)
 
     reply = asking.post(f"/models/{quoted(name)}/invoke", body, sized(json_bytes))
@@ -97,7 +99,7 @@ def test_a_binary_answer_names_the_model_as_the_caller_does(asking, name):
     assert reply.body[size:] == body[json_bytes:]
 
 
-def test_a_refused_inference_names_the_model_as_the_caller_does(asking):
+def test_a_refused_inference_names_the_model_as_the_caller_does(asking: Client) -> None:
     body = infer_body(1.0)
     body["inputs"][0]["name"] = "OTHER"
 
@@ -107,7 +109,7 @@ def test_a_refused_inference_names_the_model_as_the_caller_does(asking):
     assert "ta.u" not in reply.json()["error"]
 
 
-def test_triton_the_disk_and_the_processes_see_safe_names_only(named):
+def test_triton_the_disk_and_the_processes_see_safe_names_only(named: Named) -> None:
     """No shell ever ran one."""
     adapter, _, folder = named
     ready = {name for name, state in triton_index(adapter).items() if state == "READY"}
@@ -125,12 +127,12 @@ def test_triton_the_disk_and_the_processes_see_safe_names_only(named):
     assert not [place for place in places if (place / "shell-was-here").exists()]
 
 
-def test_dots_in_a_raw_path_are_names_not_steps(asking):
+def test_dots_in_a_raw_path_are_names_not_steps(asking: Client) -> None:
     for dots in (".", ".."):
         assert asking.get(f"/models/{dots}").json()["modelName"] == dots
 
 
-def test_a_name_of_1025_bytes_is_refused_everywhere(asking, model_root):
+def test_a_name_of_1025_bytes_is_refused_everywhere(asking: Client, model_root: Path) -> None:
     name = "é" * 512 + "x"
     path = f"/models/{quoted(name)}"
 
@@ -141,13 +143,13 @@ def test_a_name_of_1025_bytes_is_refused_everywhere(asking, model_root):
 
 
 @pytest.mark.parametrize("raw", ["%FF", "a%C3", "%00", "%ED%A0%80"])
-def test_a_path_that_is_no_utf8_text_is_refused(asking, raw):
+def test_a_path_that_is_no_utf8_text_is_refused(asking: Client, raw: str) -> None:
     assert refusal(asking.get(f"/models/{raw}"))[:2] == (400, "InvalidRequest")
     assert refusal(asking.delete(f"/models/{raw}"))[:2] == (400, "InvalidRequest")
     assert refusal(asking.post(f"/models/{raw}/invoke", b"{}"))[:2] == (400, "InvalidRequest")
 
 
-def test_names_are_not_normalised(asking, model_root):
+def test_names_are_not_normalised(asking: Client, model_root: Path) -> None:
     assert asking.load("caf\u00e9", model_root / "named").status == 200
 
     assert asking.get(f"/models/{quoted('caf' + chr(0xE9))}").status == 200
@@ -166,7 +168,7 @@ def unload(adapter: RunningAdapter, name: str) -> None:
         assert refusal(invoked) == (404, "ModelNotFound", name)
 
 
-def test_z_models_of_all_names_are_unloaded(named, asking):
+def test_z_models_of_all_names_are_unloaded(named: Named, asking: Client) -> None:
     with ThreadPoolExecutor(8) as pool:
         unloads = [pool.submit(unload, named[0], name) for name in _NAMES.values()]
     failures = [failure for each in unloads if (failure := each.exception())]

@@ -1,11 +1,12 @@
 """507, and only for what is out of memory; freed memory is there for the next."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.asking import quoted, refusal
-from tests.running import EXAMPLES, Reply
+from tests.running import EXAMPLES, Client, Reply, RunningAdapter
 from tests.trees import CONFIG, infer_body, write_python_model
 
 pytestmark = pytest.mark.triton
@@ -30,7 +31,9 @@ def capacity(reply: Reply) -> dict[str, Any]:
     [("raise MemoryError", "MemoryError", None), (_TORCH, "out of memory", 2048 * _MIB)],
     ids=["memory-error", "torch"],
 )
-def test_a_load_that_runs_out_of_memory_is_507_and_leaves_nothing(client, adapter, package, case):
+def test_a_load_that_runs_out_of_memory_is_507_and_leaves_nothing(
+    client: Client, adapter: RunningAdapter, package: Path, case: tuple[str, str, int | None]
+) -> None:
     """Another model is loaded: alone, no unload could make room for it."""
     statement, matched, needed = case
     write_python_model(package, initialize=statement)
@@ -51,14 +54,14 @@ def test_a_load_that_runs_out_of_memory_is_507_and_leaves_nothing(client, adapte
     assert (book["reserved_bytes"], book["used_by_models_bytes"]) == (0, model["bytes"]["host"])
 
 
-def test_load_without_others_that_lacks_memory_is_400(client, package):
+def test_load_without_others_that_lacks_memory_is_400(client: Client, package: Path) -> None:
     """Refuse it the second time before a try: no unload can give it more."""
     write_python_model(package, initialize="raise MemoryError")
     for _ in range(2):
         assert refusal(client.load("big", package)) == (400, "ModelTooLarge", "big")
 
 
-def test_inference_out_of_memory_is_507_model_stays(client, package):
+def test_inference_out_of_memory_is_507_model_stays(client: Client, package: Path) -> None:
     name = "team/greedy"
     write_python_model(
         package,
@@ -87,7 +90,7 @@ def test_inference_out_of_memory_is_507_model_stays(client, package):
     assert client.post(path, infer_body(0.0)).status == 200
 
 
-def test_inference_is_507_without_figures_when_gpu_is_unseen(client, package):
+def test_inference_is_507_without_figures_when_gpu_is_unseen(client: Client, package: Path) -> None:
     """It counts once in a row: nobody can say whether unloads of others have helped."""
     text = "CUDA out of memory. Tried to allocate 2.00 GiB"
     answer = f"if values[0]:\n    raise RuntimeError({text!r})"
@@ -105,7 +108,7 @@ def test_inference_is_507_without_figures_when_gpu_is_unseen(client, package):
         assert client.post("/models/words/invoke", infer_body(0.0)).status == 200
 
 
-def test_words_of_a_caller_are_no_lack_of_memory(client, package):
+def test_words_of_a_caller_are_no_lack_of_memory(client: Client, package: Path) -> None:
     write_python_model(package, initialize='raise ValueError("no file named BLOOM-OOM.bin")')
     name = "CUDA out of memory"
     assert refusal(client.load(name, package)) == (400, "InvalidModel", name)
@@ -125,7 +128,9 @@ def test_words_of_a_caller_are_no_lack_of_memory(client, package):
     assert refusal(client.post(path, body)) == (400, "InvalidRequest", name)
 
 
-def test_an_inference_for_more_than_the_device_has_is_507(client, adapter):
+def test_an_inference_for_more_than_the_device_has_is_507(
+    client: Client, adapter: RunningAdapter
+) -> None:
     def ask(mebibytes: int) -> Reply:
         tensor = {"name": "MIB", "datatype": "INT64", "shape": [1], "data": [mebibytes]}
         return client.post("/models/eater/invoke", {"inputs": [tensor]})

@@ -7,10 +7,11 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import closing, suppress
+from pathlib import Path
 
 import pytest
 
-from tests.asking import background, refusal
+from tests.asking import Gate, background, refusal
 from tests.constants import NEVER, TRITON_HANG
 from tests.grpc_calls import calls_to
 from tests.processes import descendants, is_alive, suspend, tritonserver
@@ -25,7 +26,7 @@ _END_SECONDS = 12
 
 
 @pytest.fixture
-def running(tmp_path, request) -> Iterator[RunningAdapter]:
+def running(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[RunningAdapter]:
     """Its parameter is the time for a drain."""
     seconds = getattr(request, "param", _DRAIN_SECONDS)
     flags = (f"--model-roots={tmp_path}", f"--drain-timeout-seconds={seconds}")
@@ -48,7 +49,7 @@ def ends(adapter: RunningAdapter, number: signal.Signals = signal.SIGTERM) -> fl
     return seconds
 
 
-def test_an_idle_adapter_ends_at_once(running):
+def test_an_idle_adapter_ends_at_once(running: RunningAdapter) -> None:
     """At SIGTERM, too: as each adapter of the tests does."""
     with closing(running.client()) as client:
         assert client.load("echo", EXAMPLES / "identity").status == 200
@@ -57,13 +58,15 @@ def test_an_idle_adapter_ends_at_once(running):
 
 
 @pytest.mark.parametrize("running", [60], indirect=True)
-def test_a_triton_that_stands_still_is_killed_and_not_waited_for(running):
+def test_a_triton_that_stands_still_is_killed_and_not_waited_for(running: RunningAdapter) -> None:
     suspend(tritonserver(running))
     # neither the drain nor the 8 s for an end in good order are used up
     assert ends(running) < 8
 
 
-def test_requests_in_flight_are_told_that_it_is_over(running, tmp_path, gate):
+def test_requests_in_flight_are_told_that_it_is_over(
+    running: RunningAdapter, tmp_path: Path, gate: Gate
+) -> None:
     package = write_python_model(tmp_path / "endless", answer=gate.statements)
     with background(running) as others:
         with closing(running.client()) as client:
@@ -91,7 +94,7 @@ def infer_over_grpc(address: str) -> str:
 @pytest.mark.parametrize(
     ("when", "number"), [("adapter.listening", signal.SIGTERM), ("triton.log", signal.SIGINT)]
 )
-def test_an_adapter_that_is_starting_ends_as_well(when, number):
+def test_an_adapter_that_is_starting_ends_as_well(when: str, number: signal.Signals) -> None:
     adapter = RunningAdapter(*EMBEDDED)
     try:
         adapter.wait_for(when)
@@ -103,7 +106,9 @@ def test_an_adapter_that_is_starting_ends_as_well(when, number):
         adapter.stop()
 
 
-def test_a_load_that_goes_on_does_not_hold_the_end_up(running, tmp_path, gate):
+def test_a_load_that_goes_on_does_not_hold_the_end_up(
+    running: RunningAdapter, tmp_path: Path, gate: Gate
+) -> None:
     package = write_python_model(tmp_path / "endless", initialize=gate.statements)
     with background(running) as others:
         loading = others.ask(lambda c: c.load("endless", package))

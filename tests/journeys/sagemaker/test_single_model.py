@@ -1,17 +1,18 @@
 """--single-model: one package, loaded at start and served at /invocations."""
 
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 
-from tests.asking import BINARY, binary_request, refusal, sized
+from tests.asking import BINARY, Gate, binary_request, refusal, sized
 from tests.running import COMPLETE, EMBEDDED, EXAMPLES, Client, RunningAdapter, embedded_adapter
 from tests.trees import infer_body, write_python_model
 
 pytestmark = pytest.mark.triton
 
 
-def test_the_single_model_is_served_at_invocations():
+def test_the_single_model_is_served_at_invocations() -> None:
     with (
         embedded_adapter(f"--single-model={EXAMPLES / 'identity'}", COMPLETE) as adapter,
         closing(adapter.client()) as client,
@@ -30,7 +31,7 @@ def test_the_single_model_is_served_at_invocations():
         assert refusal(client.get("/invocations"))[0] == 405
 
 
-def test_ping_is_503_until_the_single_model_is_loaded(tmp_path, gate):
+def test_ping_is_503_until_the_single_model_is_loaded(tmp_path: Path, gate: Gate) -> None:
     folder = write_python_model(tmp_path / "a b", initialize=gate.statements)
     adapter = RunningAdapter(*EMBEDDED, f"--single-model={folder}")
     try:
@@ -51,7 +52,7 @@ def test_ping_is_503_until_the_single_model_is_loaded(tmp_path, gate):
         assert adapter.stop() == 0
 
 
-def test_a_single_model_that_cannot_be_loaded_ends_the_start(tmp_path):
+def test_a_single_model_that_cannot_be_loaded_ends_the_start(tmp_path: Path) -> None:
     folder = write_python_model(tmp_path / "bad", initialize='raise ValueError("no weights")')
     adapter = RunningAdapter(*EMBEDDED, f"--single-model={folder}")
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.asking import refusal
+from tests.asking import Gate, refusal
 from tests.constants import HANG
 from tests.running import COMPLETE, EXAMPLES, embedded_adapter, wait_until
 from tests.trees import write_python_model
@@ -13,7 +13,9 @@ from tests.trees import write_python_model
 pytestmark = pytest.mark.triton
 
 
-def test_a_load_that_takes_too_long_is_504_and_taken_down(model_root, package, gate):
+def test_a_load_that_takes_too_long_is_504_and_taken_down(
+    model_root: Path, package: Path, gate: Gate
+) -> None:
     """A good load must end in that time, on a busy machine, too: 504, and 409 for a while."""
     write_python_model(package, initialize=gate.statements)
     flags = (f"--model-roots={model_root}", "--load-timeout-seconds=8", COMPLETE)

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.triton
 
 
 @pytest.fixture
-def adapter(tmp_path) -> Iterator[RunningAdapter]:
+def adapter(tmp_path: Path) -> Iterator[RunningAdapter]:
     """Its drain may take longer than the end of this fixture, or of any test, waits for it."""
     flags = (f"--model-roots={tmp_path}", "--grpc=127.0.0.1:0", "--memory-limit=1GiB", COMPLETE)
     times = ("--infer-timeout-seconds=60", "--drain-timeout-seconds=100")
@@ -73,7 +73,9 @@ WAYS = {
 }
 
 
-def test_unload_ends_though_request_was_never_answered(adapter, tmp_path):
+def test_unload_ends_though_request_was_never_answered(
+    adapter: RunningAdapter, tmp_path: Path
+) -> None:
     """A load and a stop follow."""
     processes: list[int] = []
     with closing(adapter.client()) as client, background(adapter) as others:

@@ -6,12 +6,13 @@ import shutil
 import signal
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, wait
+from pathlib import Path
 
 import pytest
 
-from tests.asking import RawConnection, background, refusal, triton_index
+from tests.asking import Gate, RawConnection, background, refusal, triton_index
 from tests.processes import is_alive, stubs
-from tests.running import EXAMPLES, wait_until
+from tests.running import EXAMPLES, Client, RunningAdapter, wait_until
 from tests.trees import infer_body, write_python_model
 
 pytestmark = pytest.mark.triton
@@ -20,7 +21,7 @@ _ECHO = EXAMPLES / "identity"
 
 
 @pytest.fixture
-def stopping(package, gate, client) -> Iterator[str]:
+def stopping(package: Path, gate: Gate, client: Client) -> Iterator[str]:
     """A loaded model that stands at the gate in every inference."""
     write_python_model(package, answer=gate.statements)
     assert client.load("stopping", package).status == 200
@@ -28,7 +29,9 @@ def stopping(package, gate, client) -> Iterator[str]:
     gate.open()  # before the model is unloaded
 
 
-def test_when_delete_answers_nothing_of_the_model_is_left(client, adapter):
+def test_when_delete_answers_nothing_of_the_model_is_left(
+    client: Client, adapter: RunningAdapter
+) -> None:
     assert client.load("echo", _ECHO).status == 200
     (stub,) = stubs(adapter, "echo")
 
@@ -44,8 +47,8 @@ def test_when_delete_answers_nothing_of_the_model_is_left(client, adapter):
 
 
 def test_an_unload_turns_new_requests_away_and_waits_for_those_in_flight(
-    client, adapter, stopping, gate
-):
+    client: Client, adapter: RunningAdapter, stopping: str, gate: Gate
+) -> None:
     with RawConnection(adapter.http) as invoking, background(adapter) as others:
         invoking.post(f"{stopping}/invoke", infer_body(1.0))
         gate.wait_reached()
@@ -68,7 +71,9 @@ def test_an_unload_turns_new_requests_away_and_waits_for_those_in_flight(
 
 
 @pytest.mark.parametrize("is_noticed", [True, False], ids=["noticed", "unnoticed"])
-def test_a_model_whose_process_died_is_unloaded_all_the_same(client, adapter, is_noticed):
+def test_a_model_whose_process_died_is_unloaded_all_the_same(
+    client: Client, adapter: RunningAdapter, is_noticed: bool
+) -> None:
     assert client.load("echo", _ECHO).status == 200
     (stub,) = stubs(adapter, "echo")
     os.kill(stub, signal.SIGKILL)
@@ -84,7 +89,9 @@ def test_a_model_whose_process_died_is_unloaded_all_the_same(client, adapter, is
     assert not (adapter.repository / "echo").exists()
 
 
-def test_a_folder_that_goes_under_a_loaded_model_hurts_nothing(client, adapter, identity):
+def test_a_folder_that_goes_under_a_loaded_model_hurts_nothing(
+    client: Client, adapter: RunningAdapter, identity: Path
+) -> None:
     assert client.load("echo", identity).status == 200
     assert client.load("other", _ECHO).status == 200
 

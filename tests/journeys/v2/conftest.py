@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 
@@ -14,18 +15,18 @@ __all__ = ["kept"]  # a fixture
 
 
 @pytest.fixture(params=["grpc", "grpc_data"])
-def listener(request) -> str:
+def listener(request: pytest.FixtureRequest) -> str:
     """Inferences are the same at both listeners of gRPC."""
     return request.param
 
 
 @pytest.fixture
-def repository(client) -> Repository:
+def repository(client: Client) -> Repository:
     return Repository(client)
 
 
 @pytest.fixture(scope="module")
-def shared_uploading(triton, model_root) -> Iterator[RunningAdapter]:
+def shared_uploading(triton: RunningAdapter, model_root: Path) -> Iterator[RunningAdapter]:
     adapter = uploading_adapter(triton, model_root)
     yield adapter
     assert adapter.stop() == 0, adapter.errors
@@ -33,7 +34,7 @@ def shared_uploading(triton, model_root) -> Iterator[RunningAdapter]:
 
 
 @pytest.fixture
-def uploading(shared_uploading) -> Iterator[Repository]:
+def uploading(shared_uploading: RunningAdapter) -> Iterator[Repository]:
     """Calls at an adapter that uploads; what the test loaded is unloaded after it."""
     with closing(shared_uploading.client()) as client:
         yield Repository(client)
@@ -41,7 +42,7 @@ def uploading(shared_uploading) -> Iterator[Repository]:
 
 
 @pytest.fixture
-def raw_triton(triton) -> Iterator[Client]:
+def raw_triton(triton: RunningAdapter) -> Iterator[Client]:
     """The Triton behind the adapter that uploads, asked directly."""
     with closing(triton_client(triton)) as client:
         yield client

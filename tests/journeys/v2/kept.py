@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.running import Client, unload_all
+from tests.running import Client, RunningAdapter, unload_all
 from tests.trees import write_python_model
 
 
@@ -32,7 +32,9 @@ class Kept:
 
 
 @pytest.fixture(scope="module")
-def kept(shared_adapter, model_root, tmp_path_factory) -> Iterator[Kept]:
+def kept(
+    shared_adapter: RunningAdapter, model_root: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Kept]:
     """What it loads is unloaded at the end of the module."""
     root = model_root / tmp_path_factory.mktemp("kept").name
     with closing(shared_adapter.client()) as client:

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.triton
 
 
 @pytest.fixture(scope="module")
-def served(shared_adapter, model_root) -> Iterator[RunningAdapter]:
+def served(shared_adapter: RunningAdapter, model_root) -> Iterator[RunningAdapter]:
     """The shared adapter with the models that clients are compared on."""
     with closing(shared_adapter.client()) as client:
         for folder in write_client_models(model_root):
@@ -54,12 +54,12 @@ ALL_DOORS = [("http", "http"), ("http.aio", "http"), *GRPC_DOORS]
 
 
 @pytest.fixture(scope="module", params=ALL_DOORS, ids=" at ".join)
-def pair(served, request) -> Iterator[Pair]:
+def pair(served: RunningAdapter, request: pytest.FixtureRequest) -> Iterator[Pair]:
     yield from paired(served, *request.param)
 
 
 @pytest.fixture(scope="module", params=GRPC_DOORS, ids=" at ".join)
-def grpc_pair(served, request) -> Iterator[Pair]:
+def grpc_pair(served: RunningAdapter, request: pytest.FixtureRequest) -> Iterator[Pair]:
     """Streams and deadlines are gRPC's."""
     yield from paired(served, *request.param)
 

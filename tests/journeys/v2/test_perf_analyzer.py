@@ -67,7 +67,7 @@ def fill(folder: Path) -> None:
 
 
 @pytest.fixture(scope="session")
-def perf_analyzer(request) -> Tool:
+def perf_analyzer(request: pytest.FixtureRequest) -> Tool:
     """Downloaded once, into pytest's cache."""
     if platform.machine() != "x86_64":
         pytest.skip("perf_analyzer is for x86-64")
@@ -85,7 +85,7 @@ def perf_analyzer(request) -> Tool:
 
 
 @pytest.fixture(scope="module")
-def served(shared_adapter, model_root) -> Iterator[RunningAdapter]:
+def served(shared_adapter: RunningAdapter, model_root: Path) -> Iterator[RunningAdapter]:
     package = model_root / "perf-ensemble"
     write_adding(package / "first", 1)
     write_adding(package / "second", 2)

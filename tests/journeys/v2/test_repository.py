@@ -253,7 +253,7 @@ def test_without_files_a_name_is_one_folder_in_a_model_root(repository, name):
     assert refusal(repository.load(quoted)) == (400, "InvalidRequest", name)
 
 
-def test_files_may_be_larger_than_other_control_bodies(repository, code, client):
+def test_files_may_be_larger_than_other_control_bodies(repository, code, client: Client):
     files = {"1/model.py": code, "1/weights": bytes(2 * 2**20)}
     assert repository.load_files("m", files).status == 200
     assert client.post("/v2/repository/index", b" " * (2**20 + 1)).status == 413

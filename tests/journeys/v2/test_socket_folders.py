@@ -53,7 +53,7 @@ def socket_folder(adapter: RunningAdapter) -> Path:
     return Path(path).parent
 
 
-def test_a_tmpdir_that_is_too_long_for_a_socket_has_it_elsewhere(tmp_path):
+def test_a_tmpdir_that_is_too_long_for_a_socket_has_it_elsewhere(tmp_path: Path) -> None:
     long = tmp_path / ("x" * 100)
     long.mkdir()
     adapter = started(long)
@@ -68,7 +68,9 @@ def test_a_tmpdir_that_is_too_long_for_a_socket_has_it_elsewhere(tmp_path):
     assert not folder.exists()
 
 
-def test_log_says_which_socket_path_is_long(monkeypatch, tmp_path):
+def test_log_says_which_socket_path_is_long(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     long = str(tmp_path / ("x" * 100))
     monkeypatch.setattr(tempfile, "tempdir", long)
     monkeypatch.setattr(listeners, "_SHORT", ())

@@ -5,6 +5,7 @@ model that was there serves on.
 import json
 import tarfile
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -26,7 +27,7 @@ IN_PLACE = json.dumps(SEQUENCES)
 
 
 @pytest.fixture
-def code(tmp_path) -> Callable[..., bytes]:
+def code(tmp_path: Path) -> Callable[..., bytes]:
     """Returns the Python of a model whose parts are as given."""
 
     def written(**parts: str) -> bytes:
@@ -36,7 +37,7 @@ def code(tmp_path) -> Callable[..., bytes]:
 
 
 @pytest.fixture
-def calls(adapter) -> Iterator[Calls]:
+def calls(adapter: RunningAdapter) -> Iterator[Calls]:
     with calls_to(adapter.grpc) as found:
         yield found
 
