@@ -14,6 +14,7 @@ from adapter.core.model import ModelId
 from adapter.core.triton_errors import Faults
 from adapter.core.triton_input import HeaderTable
 from adapter.frontends.access import Access, Extensions, SitePolicy
+from adapter.frontends.admin.store_models import ModelListing
 from adapter.frontends.drain import Drain
 from adapter.frontends.endpoint.contract import EndpointCalls
 from adapter.frontends.endpoint.invoke import Endpoint, refuse_endpoint
@@ -36,6 +37,7 @@ from adapter.frontends.http.sagemaker import SageMaker
 from adapter.frontends.http.serve import Find, Handle, Service
 from adapter.frontends.http.server import Connections, HttpServer
 from adapter.frontends.http.v2 import V2
+from adapter.frontends.openai.contract import OpenAI
 from adapter.frontends.repository import Repository
 from adapter.frontends.unready import UnreadyConnections
 from adapter.relay.listener import RelayListener, connect_to
@@ -78,6 +80,7 @@ class Shared:
     max_connections: int  # of each listener
     single_model: ModelId | None  # served at /invocations
     unload_seconds: float  # how long an unload of ModelMesh may wait for Triton
+    listing: ModelListing
 
     @property
     def traced_rpc(self) -> GrpcDataPlane | TracedRpc:
@@ -371,6 +374,7 @@ def _build_find(
     handlers: Mapping[str, Mapping[str, Handle]] = {
         "sagemaker": sagemaker.handlers,
         "v2": v2.handlers,
+        "openai": OpenAI(inferences, shared.listing).handlers,
     }
     endpoint = _build_endpoint(shared, inferences, parts)
     return Calls(access, handlers, passthrough, endpoint).find

@@ -358,6 +358,13 @@ def build_parts(loaded: Loaded, tracing: Tracing | None) -> Parts:
     # listeners
     single = settings.single_model
     single_model = ModelId(single.folder.name) if single else None
+    listing = ModelListing(
+        registry,
+        state,
+        metrics.history,
+        cache.packages if cache else None,
+        is_by_name=settings.on_demand,
+    )
     shared = Shared(
         settings=settings,
         metrics=metrics,
@@ -376,6 +383,7 @@ def build_parts(loaded: Loaded, tracing: Tracing | None) -> Parts:
         max_connections=max_connections,
         single_model=single_model,
         unload_seconds=UNLOAD_SECONDS,
+        listing=listing,
     )
     v2_repository = _build_v2_repository(settings, triton, control, cache)
     rpc = Rpc(shared, triton, limits)
@@ -386,13 +394,6 @@ def build_parts(loaded: Loaded, tracing: Tracing | None) -> Parts:
         why_not_started=readiness.explain_not_started,
         why_not_ready=readiness.explain_not_ready,
         notes=readiness.notes,
-    )
-    listing = ModelListing(
-        registry,
-        state,
-        metrics.history,
-        cache.packages if cache else None,
-        is_by_name=settings.on_demand,
     )
     debug_state = DebugState(
         models,

@@ -73,7 +73,7 @@ class Usage:
     latencies: deque[float] = field(default_factory=lambda: deque(maxlen=_LATENCIES))
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class ModelRecord:
     """Describes one model, from the start of its load to the end of its unload.
 

@@ -73,6 +73,10 @@ def _endpoint(operation: str) -> Route:
     return Route("POST", path, operation, INFERENCE, "endpoint")
 
 
+def _openai(method: str, path: str, operation: str, scope: Scope) -> Route:
+    return Route(method, f"/v1{path}", operation, scope, "openai")
+
+
 INVOKE_ENDPOINT = _endpoint("invocations")
 STREAM_ENDPOINT = _endpoint("invocations-response-stream")
 ASYNC_ENDPOINT = _endpoint("async-invocations")  # refused in AWS's words
@@ -90,6 +94,12 @@ ROUTES: Sequence[Route] = (
     INVOKE_ENDPOINT,
     STREAM_ENDPOINT,
     ASYNC_ENDPOINT,
+    _openai("GET", "/models", "list", READ),
+    _openai("GET", "/models/{model_name}", "get", METADATA),
+    _openai("POST", "/embeddings", "embeddings", INFERENCE),
+    _openai("POST", "/classify", "classify", INFERENCE),
+    _openai("POST", "/completions", "completions", INFERENCE),
+    _openai("POST", "/chat/completions", "chat", INFERENCE),  # refused with the reason
     _v2("GET", "", "server_metadata", SERVER),
     _v2("GET", "/health/live", "live", SERVER),
     _v2("GET", "/health/ready", "server_ready", SERVER),

@@ -11,7 +11,7 @@ from adapter.core.artifacts import ArtifactKey, StorePackage, parse_artifact_pat
 from adapter.core.model import ModelId
 from adapter.core.record import LoadedFor
 from adapter.errors import InvalidRequest, ModelNotFound
-from adapter.frontends.catalogue import Catalogue
+from adapter.frontends.catalogue import Catalogue, list_all
 from adapter.runtime import clock
 from adapter.telemetry.history import History
 
@@ -92,6 +92,23 @@ class ModelListing:
         reasons = self._failures()
         rows = [self._row(package, records.get(package.key, []), reasons) for package in packages]
         return {"stores": stores, "models": rows, "after": next_after, "notes": notes}
+
+    async def list_callable(self) -> list[dict[str, Any]]:
+        """Return a row for each model that a call by name finds: those of the stores, and those
+        that were loaded from elsewhere. Raises InvalidRequest for more than an index may have.
+        """
+        packages = []
+        if self._catalogue is not None and self._is_by_name:
+            packages = await list_all(self._catalogue)
+        records = self._records_by_key()
+        reasons = self._failures()
+        rows = [self._row(package, records.get(package.key, []), reasons) for package in packages]
+        listed = {package.key for package in packages}
+        return rows + [
+            self._row_of_record(record, reasons)
+            for record in self._registry.records()
+            if record.key not in listed and self._registry.get(record.id) is record
+        ]
 
     async def show_model(self, name: str) -> dict[str, Any]:
         """Return all that is known of one model.

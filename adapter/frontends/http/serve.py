@@ -6,6 +6,7 @@ here, and nowhere else.
 """
 
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from http import HTTPStatus
 
 from adapter.errors import AdapterError
@@ -20,12 +21,29 @@ from adapter.frontends.http.instrumentation import (
     write_fields,
 )
 from adapter.frontends.http.plans import Plan
+from adapter.frontends.openai import errors as openai
 from adapter.runtime import clock
 from adapter.telemetry.tracing import MODEL, Tracing
 from adapter.telemetry.traffic import WAITED, Served, Waited
 
 # Answers a request in a task; returns None once it has written the answer itself.
 Handle = Callable[[Request], Awaitable[Answer | None]]
+
+
+@dataclass(frozen=True, slots=True)
+class ByHand:
+    """Handles calls in the coroutine of their connection where it can, which costs half as much as
+    a task.
+    """
+
+    try_by_hand: Handle  # answers as a coroutine that is stepped; None if the call needs a task
+    in_task: Handle
+
+    def __call__(self, request: Request) -> Awaitable[Answer | None]:
+        """Answer a call in a task."""
+        return self.in_task(request)
+
+
 # Returns the answer of a handler: in this task, or in a task of its own.
 Call = Callable[[Handle, Request], Awaitable[Answer | None]]
 # Returns what answers a request. Raises the error of one that is refused at once.
@@ -160,6 +178,8 @@ def _word(request: Request, error: AdapterError | None) -> Refusal:
         return plan.contract.refuse(error, request)
     if request.call_info is not None:
         return refusal_of(error, request.call_info)
+    if request.head.contract_name == "openai":
+        return openai.refusal_of(error, request.model_id)
     return own_refusal(error, request.model_id)
 
 
@@ -185,7 +205,11 @@ async def _call(handle: Handle, request: Request) -> Answer | None:
 
 
 async def _delegate(handle: Handle, request: Request) -> Answer | None:
-    """Return the answer of a handler that runs in a task."""
+    """Return the answer of a handler that runs in a task, unless it can do without."""
+    if isinstance(handle, ByHand):
+        answer = await handle.try_by_hand(request)
+        if answer is not None:
+            return answer
     return await request.connection.delegate(_call(handle, request))
 
 

@@ -1,0 +1,88 @@
+"""Completes a text by Triton's generate extension, whole or as server-sent events.
+
+The prompt goes to the model's input `text_input`, or to its only one of TYPE_STRING, and each
+answer of the model has the next piece of the text. What else the caller says goes along under its
+own name: Triton gives it to the input of that name, or to the model as a parameter.
+"""
+
+import json
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any
+from uuid import uuid4
+
+from adapter.errors import AdapterError, InferenceFailed
+from adapter.frontends.http.answers import Answer, answer_json
+from adapter.frontends.http.handled_inference import HandledInference, iterate_events
+from adapter.frontends.openai.errors import refusal_of
+from adapter.frontends.openai.text_models import find_tensor
+from adapter.runtime import clock
+
+_READ_HERE = frozenset({"model", "prompt", "stream_options", "user"})
+_STRING = "TYPE_STRING"
+# Triton does not count tokens
+USAGE = {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
+
+
+async def complete(
+    handled: HandledInference,
+    body: Mapping[str, Any],
+    text: str,
+    config: Mapping[str, Any],  # of the model
+) -> Answer | None:
+    """Have the leased model complete a text, and answer."""
+    prompt = find_tensor(config, "input", _STRING, "text_input")["name"]
+    output = find_tensor(config, "output", _STRING, "text_output")["name"]
+    others = {name: body[name] for name in body.keys() - _READ_HERE}
+    asked = json.dumps({**others, prompt: text}).encode()
+    about = {
+        "id": f"cmpl-{uuid4().hex}",
+        "object": "text_completion",
+        "created": int(clock.wall()),
+        "model": body["model"],
+    }
+
+    def describe(text: str, reason: str | None = None) -> dict[str, Any]:
+        """Return an answer, or a piece of one, in OpenAI's form."""
+        choice = {"index": 0, "text": text, "logprobs": None, "finish_reason": reason}
+        return {**about, "choices": [choice]}
+
+    async with handled.forward("/generate_stream", {}, asked) as answer:
+        texts = _iterate_texts(iterate_events(answer.chunks(), handled.lease.record), output)
+        if body.get("stream") is True:
+            await _stream(handled, texts, describe)
+            return None
+        whole = "".join([piece async for piece in texts])
+        return answer_json(describe(whole, "stop") | {"usage": USAGE})
+
+
+async def _stream(
+    handled: HandledInference,
+    texts: AsyncIterator[str],
+    describe: Callable[..., object],  # returns a piece of text as an answer
+) -> None:
+    """Write each piece as an event. A failure before the first one is an answer of its own."""
+    text: str | None = await anext(texts, "")
+    writer = handled.begin_answer({"Content-Type": "text/event-stream"})
+    try:
+        while text is not None:
+            await writer.write(_event(json.dumps(describe(text))))
+            text = await anext(texts, None)
+        await writer.write(_event(json.dumps(describe("", "stop"))) + _event("[DONE]"))
+    except AdapterError as error:
+        handled.lease.end(error)
+        await writer.write(_event(refusal_of(error, handled.request.model_id).body))
+    writer.end()
+
+
+async def _iterate_texts(events: AsyncIterator[bytes], output: str) -> AsyncIterator[str]:
+    """Yield the pieces of a text that events of Triton have. Raises what the model reports."""
+    async for event in events:
+        piece = json.loads(event.removeprefix(b"data:"))
+        if "error" in piece:
+            raise InferenceFailed(piece["error"])
+        yield str(piece.get(output, ""))
+
+
+def _event(text: str) -> bytes:
+    """Return a server-sent event."""
+    return f"data: {text}\n\n".encode()

@@ -1,0 +1,262 @@
+"""OpenAI's paths for models that come and go; docs/openai.md.
+
+A call names its model in the body, which is read before the model is leased. The lease is V2's: it
+waits for a model that is being loaded, and with `on_demand` has it loaded from the store.
+"""
+
+import json
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import nullcontext
+from datetime import datetime
+from functools import partial
+from typing import Any
+from uuid import uuid4
+from weakref import WeakKeyDictionary
+
+from adapter.codecs.base import MAX_TEXT_BYTES, converted
+from adapter.control.door import ModelRecord
+from adapter.core.calls import V2Call
+from adapter.core.model import parse_model_id
+from adapter.errors import InvalidRequest
+from adapter.frontends.admin.store_models import ModelListing
+from adapter.frontends.bodies import json_object
+from adapter.frontends.http.answers import Answer, answer_json
+from adapter.frontends.http.by_hand import gather_body, infer_by_hand
+from adapter.frontends.http.calls import model_of
+from adapter.frontends.http.connection import Request
+from adapter.frontends.http.handled_inference import HandledInference, Inferences
+from adapter.frontends.http.instrumentation import quoted
+from adapter.frontends.http.serve import ByHand, Handle
+from adapter.frontends.openai.completions import USAGE, complete
+from adapter.frontends.openai.text_models import (
+    TextModel,
+    choose_form,
+    read_rows,
+    read_text_model,
+    read_texts,
+    write_inference,
+)
+from adapter.runtime import clock
+from adapter.telemetry.traffic import waiting_for_caller
+
+_SMALL_BYTES = 2**16  # of a body that is parsed and answered without a task
+# Triton does not count tokens
+_LIST = (
+    '{"object": "list", "model": %s, "usage": {"prompt_tokens": 0, "total_tokens": 0}, "data": ['
+)
+# as Dynamo refuses them, and what no prompt of a completion can say
+_REFUSED = (
+    "add_special_tokens",
+    "truncate_prompt_tokens",
+    "use_activation",
+    "priority",
+    "echo",
+    "logprobs",
+    "suffix",
+    "messages",
+    "tools",
+)
+Body = Mapping[str, Any]
+# Answers a call whose model is leased, with its body and texts.
+Send = Callable[..., Awaitable[Answer | None]]
+
+
+class OpenAI:
+    """Answers the calls of OpenAI's API."""
+
+    def __init__(self, inferences: Inferences, listing: ModelListing) -> None:
+        self._inferences = inferences
+        self._listing = listing
+        self._max_body = min(inferences.max_body_bytes, MAX_TEXT_BYTES)
+        # each goes with its record
+        self._models: WeakKeyDictionary[ModelRecord, TextModel] = WeakKeyDictionary()
+        self._labels: WeakKeyDictionary[ModelRecord, Mapping[int, Any]] = WeakKeyDictionary()
+        self.handlers: Mapping[str, Handle] = {
+            "list": self._list,
+            "get": self._get,
+            "embeddings": ByHand(self._embed_by_hand, partial(self._serve, "input", self._embed)),
+            "classify": partial(self._serve, "input", self._classify),
+            "completions": partial(self._serve, "prompt", self._complete),
+            "chat": _refuse_chat,
+        }
+
+    # -- models -----------------------------------------------------------------------------
+
+    async def _list(self, _: Request) -> Answer:
+        """Answer the list of models that may be called, loaded or not."""
+        rows = await self._listing.list_callable()
+        return answer_json({"object": "list", "data": [_describe_model(row) for row in rows]})
+
+    async def _get(self, request: Request) -> Answer:
+        """Answer what is known of one model."""
+        return answer_json(_describe_model(await self._listing.show_model(model_of(request))))
+
+    # -- embeddings -------------------------------------------------------------------------
+
+    async def _embed(self, handled: HandledInference, body: Body, texts: Sequence[str]) -> Answer:
+        """Answer with a vector for each text."""
+        _, rows = await self._infer_rows(handled, body, texts)
+        return _answer_embeddings(handled.lease.record, rows)
+
+    async def _embed_by_hand(self, request: Request) -> Answer | None:
+        """Answer with a vector for each text, if they and their model are at hand."""
+        if not 0 < (request.content_length or 0) <= _SMALL_BYTES:
+            return None
+        request.body = await gather_body(request)
+        body, texts = _parse_call("input", request, request.body)
+        lease = self._inferences.contracts.v2.find_lease(model_of(request))
+        model = self._models.get(lease.record) if lease else None
+        if lease is None or model is None or len(texts) > (model.max_batch_size or 1):
+            return None
+        form = choose_form(model, body)
+        upstream = request.connection.parts.dataplane.take_idle()
+        if upstream is None:
+            return None
+        asked = write_inference(model, texts, form)
+        answer = await infer_by_hand(request, lease, upstream, *asked)
+        return _answer_embeddings(lease.record, read_rows(model, len(texts), *answer))
+
+    # -- classes ----------------------------------------------------------------------------
+
+    async def _classify(
+        self, handled: HandledInference, body: Body, texts: Sequence[str]
+    ) -> Answer:
+        """Answer with the most probable class of each text, and with all probabilities."""
+        model, written = await self._infer_rows(handled, {}, texts)
+        rows = [json.loads(row) for row in written]
+        labels = await self._find_labels(handled, model, texts[:1], len(rows[0]))
+        data = [
+            {
+                "index": index,
+                "label": labels.get(row.index(max(row))),
+                "probs": row,
+                "num_classes": len(row),
+            }
+            for index, row in enumerate(rows)
+        ]
+        form = {"id": f"classify-{uuid4().hex}", "object": "list", "created": int(clock.wall())}
+        return answer_json({**form, "model": body["model"], "data": data, "usage": USAGE})
+
+    async def _find_labels(
+        self, handled: HandledInference, model: TextModel, texts: Sequence[str], count: int
+    ) -> Mapping[int, Any]:
+        """Return the labels of all classes. Triton is asked once, as it has no call for them but
+        an inference, whose answer has VALUE:NUMBER:LABEL of each class.
+        """
+        record = handled.lease.record
+        if record not in self._labels:
+            body, _ = await _infer(
+                handled, *write_inference(model, texts, f'"classification":{count}')
+            )
+            classes = [entry.split(":", 2) for entry in json.loads(body)["outputs"][0]["data"]]
+            self._labels[record] = {
+                int(number): "".join(label) or None for _, number, *label in classes
+            }
+        return self._labels[record]
+
+    # -- completions ------------------------------------------------------------------------
+
+    async def _complete(
+        self, handled: HandledInference, body: Body, texts: Sequence[str]
+    ) -> Answer | None:
+        """Answer with the completion of a text."""
+        if len(texts) > 1 or body.get("n", 1) != 1:
+            raise InvalidRequest("more than one prompt, or n above 1, is not supported")
+        return await complete(handled, body, texts[0], await self._read_config(handled))
+
+    # -- what all have in common ------------------------------------------------------------
+
+    async def _serve(self, field: str, answer: Send, request: Request) -> Answer | None:
+        """Read a call with texts in this field, lease its model, and answer it."""
+        # a body that was read without a task counts in the budget already
+        with nullcontext() if request.body else request.hold_body():
+            raw = request.body
+            if raw is None:
+                with waiting_for_caller():
+                    raw = await request.read_body(self._max_body)
+            body, texts = await converted(len(raw), _parse_call, field, request, raw)
+            send = partial(answer, body=body, texts=texts)
+            return await self._inferences.attempt(
+                self._inferences.contracts.v2, model_of(request), request, send
+            )
+
+    async def _infer_rows(
+        self, handled: HandledInference, body: Body, texts: Sequence[str]
+    ) -> tuple[TextModel, list[bytes]]:
+        """Return the leased model, of which Triton is asked once, and the row of numbers of each
+        text. As many texts go into one inference as the model takes.
+        """
+        record = handled.lease.record
+        if record not in self._models:
+            self._models[record] = read_text_model(await self._read_config(handled))
+        model = self._models[record]
+        form = choose_form(model, body)
+        rows: list[bytes] = []
+        step = model.max_batch_size or 1
+        for at in range(0, len(texts), step):
+            part = texts[at : at + step]
+            answer, size = await _infer(handled, *write_inference(model, part, form))
+            rows += await converted(len(answer), read_rows, model, len(part), answer, size)
+        return model, rows
+
+    async def _read_config(self, handled: HandledInference) -> Body:
+        """Return the config of a leased model as Triton has it."""
+        call = V2Call("GET", f"/models/{handled.lease.record.name}/config", {})
+        async with self._inferences.dataplane.forward(call, handled.lease) as answer:
+            return json_object(await answer.read(), "the config of the model")
+
+
+async def _refuse_chat(_: Request) -> Answer:
+    """Refuse a chat."""
+    raise InvalidRequest(
+        "chats are not served: Triton knows neither chat templates nor tools. Send the whole "
+        "prompt to /v1/completions"
+    )
+
+
+def _describe_model(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a model of the listing as OpenAI's API has one, and where its files are."""
+    return {
+        "id": (*row["loaded_as"], row["name"])[0],
+        "object": "model",
+        "created": int(datetime.fromisoformat(row["modified"] or "1970-01-01T00Z").timestamp()),
+        "owned_by": "triton-adapter",
+        "where": row["where"],
+        "state": row["state"],
+    }
+
+
+def _parse_call(field: str, request: Request, raw: bytes) -> tuple[Body, Sequence[str]]:
+    """Return the JSON object of a call, and the texts in a field of it; note the model that it
+    names. Raises InvalidRequest.
+    """
+    if "Content-Encoding" in request.headers:
+        raise InvalidRequest("a body of this call must not be compressed")
+    body = json_object(raw, "the body")
+    name = body.get("model")
+    if not isinstance(name, str):
+        raise InvalidRequest("model must be a string")
+    request.model_id = parse_model_id(name)
+    for refused in _REFUSED:
+        if body.get(refused):
+            raise InvalidRequest(f"{refused} is not supported: see docs/openai.md")
+    return body, read_texts(body.get(field), field)
+
+
+def _answer_embeddings(record: ModelRecord, rows: Sequence[bytes]) -> Answer:
+    """Return the answer to a call for embeddings, from vectors that are JSON already."""
+    items = [
+        b'{"object": "embedding", "index": %d, "embedding": %b}' % item for item in enumerate(rows)
+    ]
+    begin = _LIST % quoted(record.asked_for)
+    body = begin.encode() + b", ".join(items) + b"]}\n"
+    return Answer(body, {"Content-Type": "application/json"})
+
+
+async def _infer(
+    handled: HandledInference, asked: bytes, json_bytes: int
+) -> tuple[bytes, int | None]:
+    """Send an inference to Triton; return its answer, and how much of that is JSON."""
+    headers = {"Inference-Header-Content-Length": str(json_bytes)}
+    async with handled.forward("/infer", headers, asked) as answer:
+        return await answer.read(), answer.json_header_bytes

@@ -1,0 +1,42 @@
+"""Words errors as OpenAI's clients read them."""
+
+import json
+from math import ceil
+
+from adapter.core.model import ModelId
+from adapter.errors import (
+    AdapterError,
+    ArtifactNotFound,
+    ModelNotFound,
+    Overloaded,
+    TooManyWaiting,
+)
+from adapter.frontends.http.instrumentation import Refusal, own_refusal
+
+_TOO_MANY_REQUESTS = 429
+_SERVER_ERROR = 500
+
+
+def refusal_of(error: AdapterError | None, model_id: ModelId | None) -> Refusal:
+    """Return the answer for an error in OpenAI's form; None stands for a bug.
+
+    Where callers are too many the status is 429. With that and 503 it says when to try again:
+    OpenAI's clients wait so long.
+    """
+    own = own_refusal(error, model_id)
+    reported = json.loads(own.body)
+    status = own.status
+    headers = dict(own.headers)
+    if isinstance(error, TooManyWaiting | Overloaded):
+        status = _TOO_MANY_REQUESTS
+    if isinstance(error, ModelNotFound | ArtifactNotFound):
+        reported["code"] = "model_not_found"
+    if status in (_TOO_MANY_REQUESTS, 503):
+        headers["Retry-After"] = str(ceil(getattr(error, "retry_after_ms", 1000) / 1000))
+    body = {
+        "message": reported["error"],
+        "type": "server_error" if status >= _SERVER_ERROR else "invalid_request_error",
+        "param": None,
+        "code": reported["code"],
+    }
+    return Refusal(status, headers, json.dumps({"error": body}), {"status": status})

@@ -1,0 +1,144 @@
+"""Reads from a model's config how it takes texts, as NVIDIA Dynamo's Triton backend does.
+
+A model takes texts by its one input of TYPE_STRING, which has the dims [1] or [-1], and answers
+with numbers by its one output of TYPE_FP32. Its rows are those of the batch; a model without
+batches answers with one row, whatever the shape of its output.
+"""
+
+import json
+import re
+from base64 import b64encode
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from math import prod
+from typing import Any
+
+from adapter.core.tensors import packed
+from adapter.errors import InferenceFailed, InvalidRequest
+from adapter.frontends.http.instrumentation import quoted
+
+_MOST_TEXTS = 2048  # of one call, as at OpenAI
+_INFERENCE = (
+    '{"inputs":[{"name":%s,"datatype":"BYTES","shape":%s,"parameters":{"binary_data_size":%d}}],'
+    '"outputs":[{"name":%s,"parameters":{%s}}]}'
+)
+# in what form an inference answers
+_AS_JSON = '"binary_data":false'
+_AS_BYTES = '"binary_data":true'
+_VALUES = b'"data":['  # in no string of JSON, where the quotes are escaped
+
+
+@dataclass(frozen=True, slots=True)
+class TextModel:
+    """Says how a loaded model takes texts and answers with a row of numbers for each."""
+
+    input: str
+    output: str
+    max_batch_size: int  # 0 if the shape of a tensor does not begin with the batch
+    dims: Sequence[int]  # of a row
+
+
+def read_text_model(config: Mapping[str, Any]) -> TextModel:
+    """Return how the model of Triton's config takes texts. Raises InvalidRequest for a model that
+    does not, with what it lacks.
+    """
+    texts = find_tensor(config, "input", "TYPE_STRING")
+    numbers = find_tensor(config, "output", "TYPE_FP32")
+    if texts["dims"] not in ([1], [-1]):
+        raise InvalidRequest(f"the input of texts has dims {texts['dims']}, neither [1] nor [-1]")
+    return TextModel(texts["name"], numbers["name"], config["max_batch_size"], numbers["dims"])
+
+
+def find_tensor(
+    config: Mapping[str, Any],
+    side: str,  # `input` or `output`
+    kind: str,
+    preferred: str = "",  # the name that decides where there are several
+) -> Any:
+    """Return the one tensor of a type on one side of the model. Raises InvalidRequest."""
+    tensors = [one for one in config[side] if one["data_type"] == kind]
+    named = [tensor for tensor in tensors if tensor["name"] == preferred] or tensors
+    if len(named) != 1:
+        raise InvalidRequest(
+            f"the model has {len(named)} {side}s of {kind}; this call needs a model with one"
+        )
+    return named[0]
+
+
+def read_texts(given: object, field: str) -> list[str]:
+    """Return the texts in a field of a call. Raises InvalidRequest."""
+    texts: list[Any] = given if isinstance(given, list) else [given]
+    if not 0 < len(texts) <= _MOST_TEXTS:
+        raise InvalidRequest(f"{field} has {len(texts)} texts; 1 to {_MOST_TEXTS} are accepted")
+    if not all(isinstance(text, str) and text for text in texts):
+        raise InvalidRequest(f"{field} must have texts; empty ones and tokens are not accepted")
+    try:
+        "".join(texts).encode()
+    except UnicodeEncodeError as error:
+        raise InvalidRequest(f"{field} has a text that is not valid Unicode: {error}") from error
+    return texts
+
+
+def choose_form(model: TextModel, body: Mapping[str, Any]) -> str:
+    """Return in what form an inference is to answer a call. Raises InvalidRequest."""
+    encoding = body.get("encoding_format")
+    if encoding not in (None, "float", "base64"):
+        raise InvalidRequest("encoding_format must be 'float' or 'base64'")
+    width = body.get("dimensions")
+    if width is not None and [width] != model.dims:
+        raise InvalidRequest(
+            f"dimensions {width!r} is not supported: vectors of the model have {model.dims}"
+        )
+    return _AS_BYTES if encoding == "base64" else _AS_JSON
+
+
+def write_inference(model: TextModel, texts: Sequence[str], form: str) -> tuple[bytes, int]:
+    """Return the body of an inference, raw texts behind JSON, and the length of the JSON."""
+    values = packed("BYTES", texts)
+    shape = f"[{len(texts)},1]" if model.max_batch_size else "[1]"
+    text = _INFERENCE % (quoted(model.input), shape, len(values), quoted(model.output), form)
+    return text.encode() + values, len(text)
+
+
+def read_rows(model: TextModel, count: int, body: bytes, json_bytes: int | None) -> list[bytes]:
+    """Return a row for each text of an inference: as base64 in quotes where the numbers are raw,
+    else as Triton has written them, which is exact and takes no time.
+    """
+    begin = json_bytes
+    end = len(body)
+    if begin is None:
+        begin = body.find(_VALUES) + len(_VALUES)
+        end = body.find(b"]", begin)
+    width = _read_width(body[:begin] + body[end:], count, model.max_batch_size)
+    values = body[begin:end]
+    if json_bytes is None:
+        if b"N" in values or b"I" in values:
+            raise InferenceFailed("the model has answered with NaN or infinity, which JSON lacks")
+        return _split_numbers(values, width) if count > 1 else [b"[%b]" % values]
+    size = len(values) // count
+    return [b'"%b"' % b64encode(values[at : at + size]) for at in range(0, len(values), size)]
+
+
+# the text is the same for all answers of one model and shape
+@lru_cache(256)
+def _read_width(head: bytes, count: int, max_batch_size: int) -> int:
+    """Return how many numbers a row has, by an answer without its numbers. Raises InferenceFailed
+    for an answer that has not one row for each text.
+    """
+    [output] = json.loads(head).get("outputs") or [{"datatype": "nothing", "shape": []}]
+    datatype = output["datatype"]
+    shape: list[int] = output["shape"]
+    rows = shape[0] if max_batch_size and len(shape) > 1 else 1
+    if datatype != "FP32" or rows != count or 0 in shape:
+        raise InferenceFailed(
+            f"the model has answered {count} texts with {datatype} {shape}; one row of FP32 is "
+            "needed for each"
+        )
+    return prod(shape) // rows
+
+
+def _split_numbers(values: bytes, width: int) -> list[bytes]:
+    """Return the rows of numbers that are written one after the other."""
+    row = re.compile(rb"((?:[^,]+,){%d}[^,]+),?" % (width - 1))
+    return [b"[%b]" % found[1] for found in row.finditer(values)]

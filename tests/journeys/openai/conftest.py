@@ -1,0 +1,46 @@
+"""One adapter with a store of models that take texts."""
+
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from shutil import copytree
+
+import pytest
+
+from tests.journeys.openai.models import write_classifier, write_completer, write_embedder
+from tests.running import COMPLETE, EXAMPLES, Client, RunningAdapter, embedded_adapter, unload_all
+
+GALLERY = EXAMPLES.parent / "gallery"
+
+
+@pytest.fixture(scope="session")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("openai") / "store"
+    write_embedder(folder / "batches", salt="batches")
+    write_embedder(folder / "single", salt="single", batch=0, dims=-1)
+    write_classifier(folder / "moods", labels=("calm", "glad", "so: so"))
+    write_classifier(folder / "numbers", batch=0)
+    write_completer(folder / "words")
+    write_completer(folder / "other", prompt="IN", text="OUT")
+    copytree(GALLERY / "text", folder / "text")
+    copytree(GALLERY / "ensemble", folder / "ensemble")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def running(store: Path) -> Iterator[RunningAdapter]:
+    flags = (f"--model-store={store}", f"--cache-dir={store.parent / 'cache'}", "--on-demand")
+    with embedded_adapter(*flags, COMPLETE) as adapter:
+        yield adapter
+
+
+@pytest.fixture
+def adapter(running: RunningAdapter) -> Iterator[RunningAdapter]:
+    yield running
+    unload_all(running)
+
+
+@pytest.fixture
+def client(adapter: RunningAdapter) -> Iterator[Client]:
+    with closing(adapter.client()) as client:
+        yield client

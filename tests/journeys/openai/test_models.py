@@ -1,0 +1,39 @@
+"""GET /v1/models: what may be called, loaded or not."""
+
+from urllib.parse import quote
+
+import pytest
+
+from tests.running import EXAMPLES, Client
+
+pytestmark = pytest.mark.triton
+
+
+def where(client: Client) -> dict[str, tuple[str, str | None]]:
+    """The place and state of each model in the list."""
+    body = client.get("/v1/models").json()
+    assert body["object"] == "list"
+    return {model["id"]: (model["where"], model["state"]) for model in body["data"]}
+
+
+def test_list_has_store_and_what_is_loaded(client: Client):
+    assert client.load("identity", EXAMPLES / "identity").status == 200
+    client.post("/v1/embeddings", {"model": "batches", "input": "a text"})
+    listed = where(client)
+    assert listed["identity"] == listed["batches"] == ("memory", "READY")
+    assert listed["single"] in {("store", None), ("disk", None)}
+
+
+def test_model_is_told_alone_as_in_list(client: Client):
+    client.post("/v1/embeddings", {"model": "batches", "input": "a text"})
+    models = client.get("/v1/models").json()["data"]
+    assert models
+    for model in models:
+        assert client.get(f"/v1/models/{quote(model['id'], safe='')}").json() == model
+        assert model["object"] == "model"
+        assert model["created"] > 0
+
+
+def test_unknown_model_is_not_found(client: Client):
+    reply = client.get("/v1/models/nobody")
+    assert (reply.status, reply.json()["error"]["code"]) == (404, "model_not_found")

@@ -1,0 +1,45 @@
+"""Errors in OpenAI's form: status, Retry-After and code."""
+
+import json
+
+from adapter.core.model import ModelId
+from adapter.errors import (
+    AdapterError,
+    ArtifactNotFound,
+    BackendUnavailable,
+    InferenceFailed,
+    ModelNotFound,
+    ModelNotReady,
+    NoRoom,
+    Overloaded,
+    PayloadTooLarge,
+    TooManyWaiting,
+)
+from adapter.frontends.openai.errors import refusal_of
+from tests.cases import rows
+
+
+@rows(
+    ("error", "status", "code", "retry_after"),
+    [
+        (ModelNotFound("no"), 404, "model_not_found", None),
+        (ArtifactNotFound("no"), 404, "model_not_found", None),
+        (TooManyWaiting("busy", retry_after_ms=2500), 429, "TooManyWaiting", "3"),
+        (Overloaded("full", delivered=True), 429, "BackendUnavailable", "1"),
+        (NoRoom("full", retry_after_ms=60_000), 503, "NoRoom", "60"),
+        (ModelNotReady("soon"), 503, "ModelNotReady", "1"),
+        (BackendUnavailable("away", delivered=False), 503, "BackendUnavailable", "1"),
+        (PayloadTooLarge("large"), 413, "PayloadTooLarge", None),
+        (InferenceFailed("raised"), 500, "InferenceFailed", None),
+        (None, 500, "InternalError", None),
+    ],
+)
+def test_error_says_status_code_and_time(
+    error: AdapterError | None, status: int, code: str, retry_after: str | None
+) -> None:
+    refusal = refusal_of(error, ModelId("m"))
+    body = json.loads(refusal.body)["error"]
+    assert (refusal.status, body["code"], body["param"]) == (status, code, None)
+    assert refusal.headers.get("Retry-After") == retry_after
+    assert body["type"] == ("server_error" if status >= 500 else "invalid_request_error")
+    assert refusal.logged["status"] == status
