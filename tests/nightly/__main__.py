@@ -50,6 +50,7 @@ SHARES = {
     "simulation": ("tests/nightly/test_simulation.py", 60.0),
     "openapi": ("tests/nightly/test_openapi.py", 4.0),
     "lowest_versions": ("tests/nightly/test_lowest_versions.py", 1.0),
+    "openai": ("tests/nightly/test_openai.py", 3.0),
     "properties": ("tests/nightly/test_properties.py", 11.0),
 }
 
