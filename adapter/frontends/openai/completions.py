@@ -43,16 +43,19 @@ async def complete(
 
     def describe(text: str, reason: str | None = None) -> dict[str, Any]:
         """Return an answer, or a piece of one, in OpenAI's form."""
-        choice = {"index": 0, "text": text, "logprobs": None, "finish_reason": reason}
-        return {**about, "choices": [choice]}
+        return {
+            **about,
+            "choices": [{"index": 0, "text": text, "logprobs": None, "finish_reason": reason}],
+        }
 
     async with handled.forward("/generate_stream", {}, asked) as answer:
         texts = _iterate_texts(iterate_events(answer.chunks(), handled.lease.record), output)
         if body.get("stream") is True:
             await _stream(handled, texts, describe)
             return None
-        whole = "".join([piece async for piece in texts])
-        return answer_json(describe(whole, "stop") | {"usage": USAGE})
+        return answer_json(
+            describe("".join([piece async for piece in texts]), "stop") | {"usage": USAGE}
+        )
 
 
 async def _stream(

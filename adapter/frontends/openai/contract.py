@@ -100,13 +100,13 @@ class OpenAI:
 
     async def _embed_by_hand(self, request: Request) -> Answer | None:
         """Answer with a vector for each text, if they and their model are at hand."""
-        if not 0 < (request.content_length or 0) <= _SMALL_BYTES:
+        if not 0 < (request.content_length or 0) <= min(_SMALL_BYTES, self._max_body):
             return None
         request.body = await gather_body(request)
         body, texts = _parse_call("input", request, request.body)
         lease = self._inferences.contracts.v2.find_lease(model_of(request))
         model = self._models.get(lease.record) if lease else None
-        if lease is None or model is None or len(texts) > (model.max_batch_size or 1):
+        if not (lease and model) or len(texts) > (model.max_batch_size or 1):
             return None
         form = choose_form(model, body)
         upstream = request.connection.parts.dataplane.take_idle()

@@ -64,3 +64,15 @@ def test_keys_of_endpoint_close_paths_without_token(store: Path, tmp_path: Path)
             assert (reply.status, reply.json()["error"]["code"]) == (403, "Forbidden")
         right = {"Authorization": "Bearer a-token-of-these-tests"}
         assert client.post("/v1/embeddings", CALL, right).status == 200
+
+
+def test_limit_of_bodies_holds_by_task_and_by_hand(store: Path, tmp_path: Path):
+    flags = (f"--model-store={store}", f"--cache-dir={tmp_path}", "--on-demand", COMPLETE)
+    with (
+        embedded_adapter(*flags, "--max-body-bytes=1KiB") as adapter,
+        closing(adapter.client()) as client,
+    ):
+        for _ in range(2):
+            assert client.post("/v1/embeddings", CALL).status == 200
+            reply = client.post("/v1/embeddings", {**CALL, "input": "a" * 1025})
+            assert (reply.status, reply.json()["error"]["code"]) == (413, "PayloadTooLarge")
