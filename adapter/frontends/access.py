@@ -10,7 +10,6 @@ with a GET of a page to its own site.
 
 import hmac
 from collections.abc import Collection, Sequence
-from functools import lru_cache
 from ipaddress import ip_address
 
 from multidict import CIMultiDict, CIMultiDictProxy
@@ -149,7 +148,6 @@ def _name_in(authority: str) -> str:
     return authority.partition(":")[0].lower().removesuffix(".")
 
 
-@lru_cache(64)  # each call of a client has the same; to parse an address takes 10 us
 def _is_loopback(authority: str) -> bool:
     name = _name_in(authority)
     if name == "localhost" or name.endswith(".localhost"):  # RFC 6761 section 6.3
