@@ -5,6 +5,7 @@ Their environment is made of the package registry the first time, and kept in py
 
 import json
 import re
+import statistics
 import subprocess
 import sys
 from contextlib import closing
@@ -180,3 +181,37 @@ def test_clients_read_models_errors_and_completions(python: Path, tmp_path: Path
         "text": "ONE TWO ",
         "litellm": "ONE TWO ",
     }
+
+
+def test_small_embedding_takes_little_more_cpu_than_v2(tmp_path: Path):
+    """Compare the CPU of the event loop, without that of Triton, in turns on a kept connection."""
+    store = tmp_path / "store"
+    write_embedder(store / "e0", salt="e0")
+    text = "a text of a usual length for a query, as those who search write it"
+    tensor = {"name": "TEXT", "datatype": "BYTES", "shape": [1, 1], "data": [text]}
+    embedding = {"model": "e0", "input": text}
+    calls = {
+        "v2": ("/v2/models/e0/infer", {"inputs": [tensor]}),
+        "float": ("/v1/embeddings", embedding),
+        "base64": ("/v1/embeddings", {**embedding, "encoding_format": "base64"}),
+    }
+    flags = (f"--model-store={store}", f"--cache-dir={tmp_path / 'cache'}", "--on-demand")
+    with embedded_adapter(*flags, COMPLETE) as adapter, closing(adapter.client()) as client:
+        seconds: dict[str, list[float]] = {name: [] for name in calls}
+        for _ in range(25):
+            for name, (path, body) in calls.items():
+                started_at = read_cpu_seconds(adapter)
+                for _ in range(100):
+                    assert client.post(path, body).status == 200
+                seconds[name].append(read_cpu_seconds(adapter) - started_at)
+
+    # the first turn loads the model
+    medians = {name: statistics.median(turns[1:]) for name, turns in seconds.items()}
+    print({name: f"{1e4 * median:.0f} us" for name, median in medians.items()})  # noqa: T201
+    assert medians["float"] <= 1.5 * medians["v2"]
+    assert medians["base64"] <= 1.5 * medians["v2"]
+
+
+def read_cpu_seconds(adapter: RunningAdapter) -> float:
+    """The time that the main thread of the adapter has run."""
+    return int(Path(f"/proc/{adapter.process.pid}/schedstat").read_text().split()[0]) / 1e9
