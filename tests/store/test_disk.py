@@ -292,6 +292,21 @@ async def test_few_inodes_are_as_a_full_disk(cache_folder):
         await reserve(disk, "more", 10, inodes=8)
 
 
+class FewInodes:
+    """A disk with room for 300 files and folders; `most`: how many there were at a time."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self.most = 0
+
+    def free(self) -> Free:
+        made = 0
+        for _, folders, files in os.walk(self._root):  # passes over folders that leave meanwhile
+            made += len(folders) + len(files)
+        self.most = max(self.most, made)
+        return Free(2**40, RESERVE_INODES + 300 - made)
+
+
 @pytest.mark.parametrize("pack", [archive, zipped, None])
 async def test_files_without_content_count_and_stop_before_the_inodes_run_out(
     folder, open_cache, pack
@@ -305,20 +320,12 @@ async def test_files_without_content_count_and_stop_before_the_inodes_run_out(
         for name in files:
             (folder / "m" / name).touch()
     cache = await open_cache(folder)
-    most = 0
-
-    def free() -> Free:
-        nonlocal most
-        # os.walk passes over folders that leave meanwhile
-        made = sum(len(found) for _, *kinds in os.walk(cache.cache.root) for found in kinds)
-        most = max(most, made)
-        return Free(2**40, RESERVE_INODES + 300 - made)
-
-    cache.cache._folder.free = free
+    disk = FewInodes(cache.cache.root)
+    cache.cache._folder.free = disk.free
     for progress in FetchProgress(), FetchProgress():
         with pytest.raises(NoRoom, match=r"cache_dir has .* inodes free, and 4096 are kept"):
             await cache.fetch(key, progress)
-    assert most <= 300
+    assert disk.most <= 300
     assert progress.done_bytes == 0, "what it needs is known by then"
     assert (names(cache.cache.root / "work"), cache.cache.used_bytes) == ([], 0)
     cache.cache._folder.free = lambda: Free(2**40, None)
@@ -333,19 +340,11 @@ async def test_folders_fetched_at_once_stop_before_inodes_run_out(folder, open_c
         for number in range(200):
             (folder / key / str(number)).touch()
     cache = await open_cache(folder, concurrency=2)
-    most = 0
-
-    def free() -> Free:
-        nonlocal most
-        # os.walk passes over folders that leave meanwhile
-        made = sum(len(found) for _, *kinds in os.walk(cache.cache.root) for found in kinds)
-        most = max(most, made)
-        return Free(2**40, RESERVE_INODES + 300 - made)
-
-    cache.cache._folder.free = free
+    disk = FewInodes(cache.cache.root)
+    cache.cache._folder.free = disk.free
     fetched = await asyncio.gather(cache.fetch("a"), cache.fetch("b"), return_exceptions=True)
     assert any(isinstance(each, NoRoom) for each in fetched)
-    assert most <= 300 + 2 * 8, "eight files of each fetch are made at once"
+    assert disk.most <= 300 + 2 * 8, "eight files of each fetch are made at once"
 
 
 @pytest.fixture
@@ -397,18 +396,21 @@ async def test_what_is_free_is_the_less_of_the_limit_and_the_disk(models, open_c
     assert cache.cache.disk().free_bytes == 10
 
 
+class Idle:
+    """Models that would go for a fetch, and do not."""
+
+    can_unload = True
+    unloaded = 0
+
+    async def unload_one(self, missing_bytes: int) -> bool:
+        self.unloaded += 1
+        return False
+
+    def bytes_that_stay(self) -> int:
+        return 0
+
+
 async def test_foreign_files_evict_no_model_in_vain(models, open_cache, free):
-    class Idle:
-        can_unload = True
-        unloaded = 0
-
-        async def unload_one(self, missing_bytes: int) -> bool:
-            self.unloaded += 1
-            return False
-
-        def bytes_that_stay(self) -> int:
-            return 0
-
     cache, idle = await open_cache(models, limit_bytes=None), Idle()
     cache.models = idle
     await cache.fetch_and_release("0")
@@ -427,17 +429,6 @@ async def test_archive_that_outgrows_the_disk_is_refused_next_time(folder, open_
     for key in "ab":
         (folder / key).mkdir()
         (folder / key / "model.bin").write_bytes(bytes(5 * _MIB))
-
-    class Idle:
-        can_unload = True
-        unloaded = 0
-
-        async def unload_one(self, missing_bytes: int) -> bool:
-            self.unloaded += 1
-            return False
-
-        def bytes_that_stay(self) -> int:
-            return 0
 
     cache, idle = await open_cache(folder, limit_bytes=500 * _MIB), Idle()
     cache.models = idle

@@ -79,14 +79,6 @@ async def test_fetch_that_waited_long_for_room_is_refused(tmp_path):
                 await second.reserve(_KIB)
 
 
-async def test_fetches_at_once_succeed_one_by_one(folder, open_cache):
-    for number in range(6):
-        put(folder, f"{number}.tar.gz", 280 * _KIB, packed=True)
-    cache = await open_cache(folder, limit_bytes=_LIMIT, concurrency=6, room_seconds=3600)
-    await asyncio.gather(*(cache.fetch_and_release(f"{number}.tar.gz") for number in range(6)))
-    assert is_empty(cache)
-
-
 @settings(
     max_examples=10,
     deadline=None,

@@ -8,7 +8,7 @@ import pytest
 
 from adapter.core.artifacts import CacheUse
 from adapter.errors import NoRoom
-from tests.store.conftest import TryCache, archive, names
+from tests.store.conftest import TryCache, archive
 
 _MIB = 2**20
 _LIMIT = 5 * _MIB
@@ -67,24 +67,6 @@ async def test_undeleted_files_count_until_they_are_deleted(
     await cache.cache.check()
     assert cache.cache.disk().undeleted_bytes == cache.cache.used_bytes == measure(cache) == 0
     assert await cache.fetch_and_release("c.tar.gz") is CacheUse.MISS
-
-
-async def test_undeleted_files_of_an_earlier_run_count(
-    store, open_cache, block_deletion, monkeypatch
-):
-    cache = await open_cache(store, limit_bytes=_LIMIT, room_seconds=0.1)
-    for name in ("a.tar.gz", "b.tar.gz"):
-        await cache.fetch_and_release(name)
-    block_deletion()
-    with pytest.raises(NoRoom):
-        await cache.fetch("c.tar.gz")
-    await cache.cache.close()
-    again = await open_cache(store, limit_bytes=_LIMIT)
-    check_counts(again)
-    monkeypatch.undo()
-    await again.cache.check()
-    assert measure(again) == again.cache.used_bytes == 0
-    assert names(again.cache.root / "work") == []
 
 
 async def test_cache_opens_beside_more_undeleted_files_than_its_limit(

@@ -2,17 +2,15 @@
 
 import asyncio
 import os
-from dataclasses import replace
 
 import pytest
 
 from adapter.core.artifacts import CacheUse, FetchProgress
-from adapter.errors import ArtifactNotFound, NoRoom, StoreDenied, StoreUnavailable
-from tests.store.conftest import archive, files_of, forget_refusals
+from adapter.errors import NoRoom, StoreDenied, StoreUnavailable
+from tests.store.conftest import archive, files_of
 from tests.store.web import (
     Page,
     cut_after,
-    says_more,
     silence,
     status,
     well,
@@ -72,12 +70,6 @@ async def test_download_obstore_gave_up_goes_on(website, cache):
     assert match == '"1"'
 
 
-async def test_many_cuts_with_progress_in_between_end_well(website, cache):
-    website.script = [cut_after(2**19) for _ in range(8)]
-    artifact, _ = await cache.fetch("a.tar.gz")
-    assert files_of(artifact) == _MODEL
-
-
 async def test_progress_never_exceeds_the_whole(website, cache):
     website.script = [cut_after(3 * 2**20), whole_instead_of_a_part]
     progress = FetchProgress()
@@ -131,16 +123,6 @@ async def test_a_server_that_takes_no_ranges_and_cuts_again_is_an_error(website,
     assert hasty.cache.used_bytes == 0
 
 
-async def test_fewer_bytes_than_were_announced_are_an_error(website, hasty):
-    page = website.pages["/models/a.tar.gz"]
-    website.script = [says_more(1000)] * 30
-    with pytest.raises(StoreUnavailable):
-        await hasty.fetch("a.tar.gz")
-    assert page.body == _ARCHIVE
-    assert hasty.cache.used_bytes == 0
-    assert not list((hasty.cache.root / "work").iterdir())
-
-
 async def test_another_length_than_the_head_said_is_not_taken(website, cache):
     page = website.pages["/models/a.tar.gz"]
 
@@ -179,26 +161,6 @@ async def test_a_refusal_of_the_store_is_an_error_of_its_own(website, cache, cod
     website.script = [status(code)]
     with pytest.raises(StoreDenied, match=str(code)):
         await cache.fetch("a.tar.gz")
-
-
-async def test_a_missing_key_is_asked_for_once_in_five_seconds(website, cache):
-    for _ in range(3):
-        with pytest.raises(ArtifactNotFound):
-            await cache.fetch("b.tar.gz")
-    assert len(website.asked) == 1
-    website.pages["/models/b.tar.gz"] = Page(_ARCHIVE)
-    key = (await cache.fetch("a.tar.gz"))[0].key
-    forget_refusals(cache.cache)
-    asked = await cache.cache.fetch(replace(key, path="b.tar.gz"), FetchProgress())
-    assert files_of(asked[0]) == _MODEL
-
-
-async def test_what_failed_for_the_moment_is_asked_for_again_at_once(website, hasty):
-    website.script = [status(500)] * 30
-    with pytest.raises(StoreUnavailable):
-        await hasty.fetch("a.tar.gz")
-    website.script.clear()
-    assert (await hasty.fetch("a.tar.gz"))[1] is CacheUse.MISS
 
 
 async def test_only_so_many_artifacts_are_fetched_at_once(website, open_cache):

@@ -114,18 +114,6 @@ async def whole_instead_of_a_part(answer: Answer) -> web.StreamResponse:
     return await well(answer)
 
 
-def says_more(count: int) -> Serve:
-    """Announce more bytes than there are, and close."""
-
-    async def serve(answer: Answer) -> web.StreamResponse:
-        response = await answer.begin(len(answer.rest) + count)
-        await response.write(answer.rest)
-        answer.cut()
-        return response
-
-    return serve
-
-
 async def silence(answer: Answer) -> web.StreamResponse:
     """Send some, and then nothing."""
     response = await answer.begin()

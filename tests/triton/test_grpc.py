@@ -332,17 +332,6 @@ async def test_failed_inference_does_not_end_its_stream(code, name):
     assert {each.infer_response.model_name for each in told} == {name}
 
 
-async def test_inferences_of_a_stream_that_lose_triton_end_it():
-    act = failing(grpc.StatusCode.UNAVAILABLE, "Socket closed")
-    async with (
-        dataplane_to(act) as dataplane,
-        dataplane.stream(STREAM, once_each()) as stream,
-    ):
-        await stream.write(*infer("a"))
-        with pytest.raises(BackendUnavailable):
-            _ = [message async for message in stream.messages()]
-
-
 async def test_a_full_stream_that_loses_triton_leaves_no_task_behind():
     lost = asyncio.Event()
 

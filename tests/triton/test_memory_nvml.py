@@ -24,30 +24,10 @@ async def test_what_is_not_free_is_used():
     assert (memory.why, memory.has_gpus) == ("", True)
 
 
-async def test_only_the_gpus_of_tritons_labels_are_read():
-    nvml = FakeNvml(*(FakeGpu(f"GPU-{letter}") for letter in "abc"))
-    reading = await reader(nvml, "GPU-c", "GPU-a").read()
-    assert set(reading.devices) == {"GPU-a", "GPU-c"}
-    assert {seen.index for seen in reading.devices.values()} == {None}
-
-
-async def test_without_labels_the_one_visible_gpu_is_tritons():
-    reading = await reader(FakeNvml(FakeGpu("GPU-a"))).read()
-    assert {uuid: seen.index for uuid, seen in reading.devices.items()} == {"GPU-a": 0}
-
-
 async def test_without_labels_several_gpus_are_unknown():
     memory = reader(FakeNvml(FakeGpu("GPU-a"), FakeGpu("GPU-b")))
     assert await memory.read() is None
     assert (memory.why, memory.has_gpus) == (SEVERAL, True)
-
-
-async def test_labels_that_come_later_are_heeded():
-    uuids = []
-    memory = NvmlMemory(lambda: uuids, library=FakeNvml(FakeGpu("GPU-a"), FakeGpu("GPU-b")))
-    assert await memory.read() is None
-    uuids.append("GPU-b")
-    assert set((await memory.read()).devices) == {"GPU-b"}
 
 
 @pytest.mark.parametrize(
@@ -110,23 +90,6 @@ async def test_the_driver_is_opened_once_and_again_after_it_was_reloaded():
     assert nvml.inits == 2
 
 
-async def test_a_gpu_that_is_lost_is_looked_for_anew():
-    gpu = FakeGpu("GPU-a", error=pynvml.NVMLError_GpuIsLost())
-    nvml = FakeNvml(gpu)
-    memory = reader(nvml, "GPU-a")
-    assert await memory.read() is None
-    assert memory.why == "NVML says: GPU is lost"
-    gpu.error = None
-    assert await memory.read() is not None
-    assert nvml.inits == 2
-
-
-async def test_an_instance_of_a_gpu_is_found_by_its_own_name():
-    whole = FakeGpu("GPU-a", slices=[FakeGpu("MIG-1", total=100, free=60)])
-    reading = await reader(FakeNvml(whole), "MIG-1").read()
-    assert reading.used == {"MIG-1": 40}
-
-
 @pytest.mark.parametrize(
     "error", [pynvml.NVMLError_NoPermission(), pynvml.NVMLError_NotSupported()]
 )
@@ -135,13 +98,6 @@ async def test_of_a_gpu_whose_figures_are_denied_the_visible_instances_are_read(
     whole = FakeGpu("GPU-a", error=error, slices=slices)
     reading = await reader(FakeNvml(whole), "GPU-a").read()
     assert reading.used == {"MIG-1": 40, "MIG-2": 0}
-
-
-async def test_figures_that_are_denied_are_unknown_without_instances():
-    whole = FakeGpu("GPU-a", error=pynvml.NVMLError_NoPermission(), slices=[None])
-    memory = reader(FakeNvml(whole), "GPU-a")
-    assert await memory.read() is None
-    assert memory.why == "NVML says: Insufficient Permissions"
 
 
 def machine(root, limit=None):
