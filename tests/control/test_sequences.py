@@ -3,6 +3,7 @@
 import asyncio
 import math
 from contextlib import suppress
+from functools import partial
 
 import pytest
 
@@ -36,6 +37,7 @@ from adapter.errors import (
     ModelTooLarge,
     NoRoom,
     OutOfMemory,
+    StubDied,
     UnloadedMeanwhile,
 )
 from tests.control.fakes import GPU, MIB, OTHER_GPU, Script
@@ -66,6 +68,32 @@ async def test_failed_load_is_undone():
         await fails(stage.load(B), InvalidModel)
         await fails(stage.invoke(A), ModelNotFound)
         stage.check()
+
+
+@played
+async def test_unload_refuses_what_has_not_arrived():
+    """Slow callers hold up no unload: their requests are refused, also those that come later."""
+    async with Stage({"a": Script()}) as stage:
+        record = await stage.load(A)
+        slow, slower, other = (stage.models.lease(A) for _ in range(3))
+        refused = []
+
+        def refuse(lease) -> None:
+            refused.append(lease)
+            lease.end(ModelNotReady("unloaded"))
+
+        for lease in (slow, slower, other):
+            lease.begin()
+        slow.arrives(partial(refuse, slow))
+        unload = asyncio.create_task(stage.models.unload(A))
+        await asyncio.sleep(1)
+        assert refused == [slow]
+        slower.arrives(partial(refuse, slower))
+        assert refused == [slow, slower]
+        assert record.usage.in_flight == 1
+        other.end()
+        async with asyncio.timeout(5):
+            await unload
 
 
 @played
@@ -611,6 +639,21 @@ async def test_daemon_is_ended_when_seen_twice():
         assert stage.triton.daemons
         await asyncio.sleep(10)
         assert not stage.triton.daemons
+
+
+@played
+async def test_model_is_dead_without_one_of_its_processes():
+    """Triton gives the lost instance its share of the requests, and each of these fails."""
+    async with Stage({"a": Script(is_python=True)}) as stage:
+        stage.triton.more_instances = ["a_1"]
+        record = await stage.load(A)
+        stage.triton.more_instances = []
+        lease = stage.models.lease(A)
+        lease.begin()
+        lease.end(StubDied("Stub process 'a_1' is not healthy."))
+        await asyncio.sleep(1)
+        assert record.state is ModelState.DEAD
+        await stage.models.unload(A)
 
 
 @played
@@ -1170,6 +1213,14 @@ async def test_leftover_that_triton_keeps_is_stuck():
 
 
 @played
+async def test_slow_load_without_python_is_waited_for():
+    """Only of models with a python process is one missed."""
+    async with Stage({"a": Script(load_seconds=90)}) as stage:
+        await stage.load(A)
+        stage.check(A)
+
+
+@played
 async def test_eviction_that_never_ends_leaves_model_stuck():
     """Otherwise it would be UNLOADING for good, and each of its callers would wait in vain."""
     sizes = {"a@1": Script(600, declared=600), "b@1": Script(600, declared=600)}
@@ -1233,3 +1284,19 @@ async def test_adopted_models_take_memory_where_nothing_is_read():
     ]
     async with stage:
         assert stage.control.memory.ledger.free(UNSEEN) == 100 * MIB
+
+
+@played
+async def test_drain_ends_what_lasts():
+    async with Stage({"a": Script(load_seconds=3), "b": Script(load_seconds=30)}) as stage:
+        quick = asyncio.create_task(stage.load(A))
+        slow = asyncio.create_task(stage.load(B))
+        await asyncio.sleep(2)
+        drained = asyncio.create_task(stage.control.drain(5))
+        await asyncio.sleep(0)
+        await fails(stage.load(C), BackendUnavailable)
+        await quick
+        await fails(slow, BackendUnavailable)
+        await drained
+        assert await stage.invoke(A) == "a"
+        assert stage.control.registry.get(A) is not None

@@ -9,6 +9,18 @@ from adapter.core.ledger import Leaving, is_unload_done, limit_of
 from tests.unit.core.books import GPU, MIB, Books, gpu, guess, known, to_bytes, to_mib
 
 
+def test_evictions_go_on_beside_a_slow_load():
+    books = gpu(1200, used=11)
+    for name in "123":
+        books.add(name, 300)
+    books.load("z", known(100, key="z"))
+    assert books.free() == 189
+    assert books.victims(known(300), evict="123") == ["1"]
+    for name, used, free in (("1", 611, 489), ("2", 311, 789), ("3", 11, 1089)):
+        books.unload(name, used)
+        assert books.free() == free
+
+
 def test_unknown_loads_take_turns():
     books = gpu(1000)
     books.load("u", guess(100, key="u"))
