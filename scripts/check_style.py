@@ -8,7 +8,7 @@ Patterns: a docstring that lists parameters (class-legend, doc-starts-with-param
 (doc-fragment); a comment without a subject (comment-riddle); several attributes assigned on one
 line (fields-on-one-line); `*(a, b)` in a call (packed-arguments); a walrus behind `and`
 (buried-walrus); a function named by a clause instead of a verb (name-clause); a test named by more
-than 12 words (test-name); a public function or class without a docstring (undocumented).
+than 8 words (test-name); a public function or class without a docstring (undocumented).
 
 Tokens, without comments and docstrings, are shown and not compared.
 """
@@ -29,7 +29,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 COUNTS = Path(__file__).with_name("style_counts.json")
 CHECKED = ("adapter", "tests")
-MAX_TEST_WORDS = 12
+MAX_TEST_WORDS = 8
 MAX_RIDDLE_WORDS = 14  # a longer comment has room for its noun
 
 _LEGEND_START = re.compile(r"`\w+`")

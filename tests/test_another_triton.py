@@ -15,7 +15,7 @@ from tests.journeys.modelmesh.tritons import write_tritonserver
 
 # Of each kind: the client to Triton, Triton as a process, and the adapter held against it.
 SUBSET = (
-    "tests/contract/test_triton.py::test_a_loaded_model_is_ready_and_an_unloaded_one_is_gone",
+    "tests/contract/test_triton.py::test_loaded_model_is_ready_until_unloaded",
     "tests/contract/test_embedded.py::test_a_started_server_answers_at_the_chosen_addresses",
     "tests/journeys/v2/test_parity.py::test_an_entry_of_the_index",
 )
@@ -37,7 +37,7 @@ def run_tests(*arguments: str | Path, **environ: str) -> subprocess.CompletedPro
 @pytest.mark.triton
 @pytest.mark.nightly
 @pytest.mark.timeout(300)
-def test_tests_run_on_the_tritonserver_that_is_named_and_say_its_version(tmp_path):
+def test_tests_run_on_the_named_tritonserver(tmp_path):
     program = write_tritonserver(tmp_path)
     started = tmp_path / "started"
     text = program.read_text()
@@ -67,7 +67,7 @@ def script(path: Path, text: str, mode: int = 0o755) -> Path:
     ],
     ids=["missing", "not executable", "something else"],
 )
-def test_what_is_no_tritonserver_is_refused_with_what_it_is(tmp_path, text, mode, said):
+def test_other_binary_is_refused_with_its_nature(tmp_path, text, mode, said):
     path = tmp_path / "tritonserver"
     if text is not None:
         script(path, text, mode)

@@ -189,7 +189,7 @@ def test_every_event_that_is_described_is_logged(logged_events: dict[str, str]):
     assert set(EVENTS) - set(logged_events) == set()
 
 
-def test_an_event_is_a_noun_and_what_happened_to_it():
+def test_event_is_a_noun_and_a_participle():
     assert [event for event in EVENTS if not re.fullmatch(r"[a-z]+\.[a-z]+(_[a-z]+)*", event)] == []
 
 
@@ -204,7 +204,7 @@ def test_nightly_mistakes_fit_the_code():
     assert [t for m in mutants for t in m.get("tests", ()) if not (ROOT / t).exists()] == []
 
 
-def test_each_nightly_test_is_in_a_part_of_the_nightly_run():
+def test_each_nightly_test_is_in_a_part():
     ran = [ROOT / place for place, _ in SHARES.values()]
     files = ROOT.glob("tests/**/test_*.py")
     nightly = [

@@ -112,7 +112,7 @@ def test_code_cites_pages_and_headings_that_exist(code: dict[Path, str]):
     assert {path: cited for path, cited in found.items() if cited} == {}
 
 
-def test_links_to_pages_in_texts_of_the_adapter_lead_somewhere(code: dict[Path, str]):
+def test_links_in_texts_lead_somewhere(code: dict[Path, str]):
     adapter = [text for path, text in code.items() if (ROOT / "adapter") in path.parents]
     found = {link for text in adapter for link in re.findall(r"docs/[\w-]+\.md#[\w-]+", text)}
 
@@ -120,7 +120,7 @@ def test_links_to_pages_in_texts_of_the_adapter_lead_somewhere(code: dict[Path, 
     assert [link for link in sorted(found) if broken(ROOT / "README.md", link)] == []
 
 
-def test_no_code_cites_a_number_in_a_page_as_headings_have_none(code: dict[Path, str]):
+def test_code_cites_no_page_by_number(code: dict[Path, str]):
     found = {shown(path): NUMBERED.findall(text) for path, text in code.items() if ".md" in text}
 
     assert {path: cited for path, cited in found.items() if cited} == {}

@@ -47,7 +47,7 @@ def run(folder: Path, text: str, *flags: str, **environ: str) -> tuple[int, str]
     return done.returncode, done.stdout
 
 
-def test_a_test_that_races_is_run_once_more_and_counted(tmp_path):
+def test_racing_test_is_run_again_and_counted(tmp_path):
     report = tmp_path / "outcomes"
     code, said = run(tmp_path, RACING, TEST_OUTCOMES=str(report))
     assert code == 0, said
@@ -63,7 +63,7 @@ def test_few_tests_may_race(tmp_path):
 
 
 @pytest.mark.parametrize("flags", [(), ("-n", "1")])
-def test_a_skip_fails_a_run_in_ci_unless_its_reason_is_listed(tmp_path, flags):
+def test_unlisted_skip_fails_ci(tmp_path, flags):
     listed, other = (SKIPPED.format(reason) for reason in ("no namespaces here: x", "too late"))
     assert run(tmp_path, listed, *flags, CI="true")[0] == 0
     assert run(tmp_path, other, *flags)[0] == 0

@@ -37,7 +37,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.timeout(300)
-def test_refusals_probes_scrapes_and_small_unloads_do_not_wait_for_archives(root: Path) -> None:
+def test_archives_hold_up_no_probe_refusal_or_unload(root: Path) -> None:
     with embedded_adapter(f"--model-roots={root}", COMPLETE) as adapter:
         client, admin = adapter.client(), Client(adapter.admin)
         with closing(client), closing(admin):
@@ -70,7 +70,7 @@ def test_refusals_probes_scrapes_and_small_unloads_do_not_wait_for_archives(root
 
 
 @pytest.mark.timeout(300)
-def test_a_process_that_unpacks_is_given_no_descriptor_of_the_adapters(root: Path) -> None:
+def test_unpacking_process_inherits_no_descriptor(root: Path) -> None:
     """None is closed for it, one by one: that would take the interpreter lock for milliseconds."""
     with embedded_adapter(f"--model-roots={root}", COMPLETE) as adapter:
         client, admin = adapter.client(250), Client(adapter.admin)

@@ -130,7 +130,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningAdapter]:
     ("how", "count", "size"),
     [("unsigned", 4, 64 * MIB), ("forged", 4, 64 * MIB), ("forged", 9, 31 * MIB)],
 )
-def test_a_signed_call_is_answered_while_others_never_end_theirs(
+def test_signed_call_is_answered_beside_endless_calls(
     signed: RunningAdapter, how: str, count: int, size: int
 ) -> None:
     fields = [f"{TARGET}: one", *(forged() if how == "forged" else [])]
@@ -143,7 +143,7 @@ def test_a_signed_call_is_answered_while_others_never_end_theirs(
         invoke(signed, "two", 100_000)  # a model that is fetched and loaded first
 
 
-def test_a_large_call_is_answered_while_others_never_end_theirs(plain: RunningAdapter) -> None:
+def test_large_call_is_answered_beside_endless_calls(plain: RunningAdapter) -> None:
     with ExitStack() as stack:
         size, path = 64 * MIB, f"{PATH}-response-stream"
         for _ in range(4):

@@ -57,7 +57,7 @@ def connected(address: str, count: int, first: bytes = b"") -> Iterator[list[soc
 @pytest.mark.parametrize(
     "first", [b"", b"POST /models/m/in", b"GET /ping HTTP/1.1\r\nHost: localhost\r\n"]
 )
-def test_idle_connections_make_room_for_who_has_a_request(
+def test_idle_connections_make_room_for_requests(
     adapter: RunningAdapter, model: Path, first: bytes
 ) -> None:
     with closing(adapter.client()) as kept, closing(Client(adapter.admin)) as admin:
@@ -73,7 +73,7 @@ def test_idle_connections_make_room_for_who_has_a_request(
         assert counted(adapter, "triton_adapter_connections_shed_total") > _FEW
 
 
-def test_a_triton_that_dies_amid_idle_connections_is_replaced(model: Path) -> None:
+def test_triton_that_dies_beside_idle_connections_is_replaced(model: Path) -> None:
     with embedded_adapter(f"--model-roots={model.parent}", COMPLETE, descriptors=_FEW) as adapter:
         client, admin = adapter.client(), Client(adapter.admin)
         with closing(client), closing(admin), connected(adapter.http, 400):
@@ -142,9 +142,7 @@ def test_callers_who_cancel_leave_room_for_others(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("listener", ["grpc", "grpc_data"])
-def test_connections_over_grpc_are_bounded_and_others_live_on(
-    adapter: RunningAdapter, listener: str
-) -> None:
+def test_grpc_connections_are_bounded(adapter: RunningAdapter, listener: str) -> None:
     """Raw connections that never speak; those that are one too many are closed."""
     with InferenceServerClient(adapter.listeners[listener]) as early:
         assert early.is_server_live()

@@ -27,7 +27,7 @@ def memory_kib(adapter: RunningAdapter, figure: str) -> int:
     return int(row.split()[1])
 
 
-def test_a_wide_body_is_400_and_is_not_parsed(client: Client, adapter: RunningAdapter) -> None:
+def test_wide_body_is_400_unparsed(client: Client, adapter: RunningAdapter) -> None:
     before = memory_kib(adapter, "VmHWM")
     body = b'{"parameters": {"x": [' + _WIDE + b"{}]}}"
     answer = client.post("/v2/repository/models/zzz/load", body)

@@ -47,7 +47,7 @@ def check_refused(adapter: RunningAdapter, path: str, bodies: list[Any], **heade
 
 @pytest.mark.parametrize("headers", [{}, {"Content-Encoding": "gzip"}], ids=["plain", "packed"])
 @pytest.mark.parametrize("path", PATHS)
-def test_json_of_so_many_levels_that_triton_dies_of_it_is_refused(own, path, headers) -> None:
+def test_json_deep_enough_to_kill_triton_is_refused(own, path, headers) -> None:
     deep = b"[" * 300_000
     bodies = [deep, b'{"inputs":' + deep + b"]" * 300_000 + b"}", b'{"a":' * 300_000]
     if headers:
@@ -63,7 +63,7 @@ def test_unread_json_length_hides_no_levels(own, verb) -> None:
 
 
 @pytest.mark.parametrize("shape", [[2**33], [2**40], [2**62], [65536, 65536]])
-def test_a_shape_that_triton_has_no_memory_for_is_refused(own, shape) -> None:
+def test_shape_beyond_tritons_memory_is_refused(own, shape) -> None:
     tensor = {"name": "IN", "datatype": "FP32", "shape": shape, "data": [1]}
     text = json.dumps({"inputs": [tensor]}).replace("shape", "sh\\u0061pe").encode()
     check_refused(own, f"/v2/models/{MODEL}/infer", [{"inputs": [tensor]}, text, iter([text])])

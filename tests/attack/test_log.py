@@ -74,7 +74,7 @@ def test_unread_log_holds_up_nothing(adapter: ReadByHand, model: Path) -> None:
 
 
 @pytest.mark.timeout(300)
-def test_what_a_reader_missed_is_summed_up_when_it_reads_again(adapter: ReadByHand) -> None:
+def test_late_reader_gets_sum_of_missed_lines(adapter: ReadByHand) -> None:
     with closing(Client(adapter.http)) as client, closing(Client(adapter.admin)) as admin:
         refuse(client, _REFUSED)
         assert dropped_by_metric(admin) > 0
@@ -94,7 +94,7 @@ def dropped_by_metric(admin: Client) -> float:
     return float(row.split()[1])
 
 
-def test_one_request_cannot_put_more_than_so_much_into_the_log(adapter: ReadByHand) -> None:
+def test_one_request_logs_a_bounded_amount(adapter: ReadByHand) -> None:
     headers = {
         "X-Request-Id": "r" * 4000,
         "X-Amzn-SageMaker-Inference-Id": "i" * 4000,

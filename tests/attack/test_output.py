@@ -29,7 +29,7 @@ def chatty(tmp_path: Path) -> Path:
     return write_python_model(tmp_path / "chatty", answer=_PRINTS)
 
 
-def test_a_model_that_prints_in_a_loop_holds_up_no_probe(chatty: Path) -> None:
+def test_printing_model_holds_up_no_probe(chatty: Path) -> None:
     with embedded_adapter(f"--model-roots={chatty.parent}", COMPLETE) as adapter:
         client, printing = adapter.client(), adapter.client()
         with closing(client), closing(printing):

@@ -48,7 +48,7 @@ def read_all(caller: socket.socket) -> bytes:
     return b"".join(pieces)
 
 
-def test_streams_that_nobody_reads_are_cut_and_their_model_is_free_again(
+def test_unread_streams_are_cut_and_free_their_model(
     adapter: RunningAdapter,
 ) -> None:
     with ExitStack() as stack:
@@ -61,7 +61,7 @@ def test_streams_that_nobody_reads_are_cut_and_their_model_is_free_again(
     assert metric(adapter, _CUT) == len(streams)
 
 
-def test_a_stream_of_events_that_nobody_reads_is_broken_off(adapter: RunningAdapter) -> None:
+def test_unread_event_stream_is_broken_off(adapter: RunningAdapter) -> None:
     before = metric(adapter, _CUT)
     host, _, port = adapter.http.rpartition(":")
     body = b'{"IN": [50]}'

@@ -33,7 +33,7 @@ def pattern_of(given: dict[str, Any]) -> re.Pattern[str]:
     return re.compile(found)
 
 
-def test_every_selector_is_of_the_releases_own_namespace_and_pods():
+def test_selectors_match_only_own_namespace_and_pods():
     selectors = re.findall(r"\w+\{([^}]*)\}", expressions(values()))
     own = 'namespace="serving",pod=~"demo-triton-adapter-[a-z0-9]+-[a-z0-9]+"'
 
@@ -45,7 +45,7 @@ def test_every_selector_is_of_the_releases_own_namespace_and_pods():
 @pytest.mark.parametrize(
     "name", ["demo", "a-release-with-a-name-of-a-length-that-must-be-cut-off-at-63"]
 )
-def test_the_pattern_is_that_of_the_pods_of_a_deployment(name):
+def test_pattern_matches_pods_of_a_deployment(name):
     pattern = pattern_of({**values(), "fullnameOverride": name})
     made = only("Deployment", {**values(), "fullnameOverride": name})["metadata"]["name"]
 
@@ -109,7 +109,7 @@ KEDA = {
     ],
     ids=["keda from 0", "keda from 1", "no replicas", "modelmesh"],
 )
-def test_absence_is_alerted_only_where_a_pod_must_be(given, left_out):
+def test_absence_alerts_only_where_pods_must_be(given, left_out):
     made = rules({**values(), "models": {"load": ["a"]}, **given})
     assert set(NAMES) - made.keys() == left_out
 
@@ -141,7 +141,7 @@ def test_night_without_pods_is_no_alert(tmp_path):
     )
 
 
-def test_an_alert_can_be_left_out_and_get_labels_and_a_link():
+def test_alert_can_be_dropped_labelled_and_linked():
     given = values(
         disabled=["TritonAdapterThrashing"],
         additionalRuleLabels={"team": "a", "severity": "none"},
@@ -179,7 +179,7 @@ def test_a_threshold_is_replaced_in_its_alert_alone(alert):
     assert re.search(r"> 0\.123 # threshold$", after[alert]["expr"], re.MULTILINE)
 
 
-def test_a_start_that_may_take_longer_is_no_alert():
+def test_long_start_is_no_alert():
     longer = {**values(), "settings": {"load_timeout_seconds": 1800}}
 
     assert "< 1980" in rules(longer)["TritonAdapterNotReady"]["expr"]

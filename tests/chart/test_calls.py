@@ -28,7 +28,7 @@ def lines(text: str, command: str) -> list[str]:
 
 
 @pytest.mark.triton
-def test_triton_and_adapter_start_with_the_arguments_and_settings_of_the_chart(
+def test_containers_start_with_the_charts_arguments(
     pod: RunningAdapter,
 ):
     assert pod.started["triton"] == "external"
@@ -36,7 +36,7 @@ def test_triton_and_adapter_start_with_the_arguments_and_settings_of_the_chart(
 
 
 @pytest.mark.triton
-def test_the_curl_lines_of_the_notes_can_be_pasted(pod: RunningAdapter):
+def test_notes_curl_lines_can_be_pasted(pod: RunningAdapter):
     text = render(values_of("cpu"))[NOTES]
     curls = [
         line.replace("127.0.0.1:8080", pod.http).replace("/opt/ml/models", str(EXAMPLES))
@@ -54,7 +54,7 @@ def test_the_curl_lines_of_the_notes_can_be_pasted(pod: RunningAdapter):
 
 
 @pytest.mark.triton
-def test_the_grpcurl_lines_of_the_notes_can_be_pasted(pod: RunningAdapter):
+def test_notes_grpcurl_lines_can_be_pasted(pod: RunningAdapter):
     text = render(values_of("cpu"))[NOTES]
     words = [shlex.split(line)[1:] for line in lines(text, "grpcurl")]
     assert {line[-2] for line in words} == {"127.0.0.1:8085"}
@@ -129,7 +129,7 @@ def test_the_helm_test_fails_where_a_call_fails(pod: RunningAdapter):
     assert "POST /models/helm-test/invent was answered with 4" in done.stderr
 
 
-def test_an_install_that_is_tried_without_a_cluster_shows_notes_and_objects():
+def test_dry_run_shows_notes_and_objects():
     with helm.Config(storage_driver="memory", kube_apiserver="http://127.0.0.1:1") as config:
         release = config.install(CHART, "demo", {}, dry_run="client")
 
@@ -142,7 +142,7 @@ def words_of(values: dict) -> list[list[str]]:
 
 
 @pytest.mark.parametrize("name", ["default", "names", "settings", "serving-runtime"])
-def test_the_kubectl_and_helm_lines_name_what_there_is(name):
+def test_kubectl_and_helm_lines_name_real_objects(name):
     values = values_of(name)
     made = {f"{kind.lower()}/{only(kind, values)['metadata']['name']}" for kind in kinds(values)}
 
@@ -161,7 +161,7 @@ def kinds(values: dict) -> list[str]:
     return ["ClusterServingRuntime"] if "mode" in values else ["Deployment", "Service"]
 
 
-def test_notes_wait_for_a_start_as_long_as_the_deployment():
+def test_notes_wait_as_long_as_the_deployment():
     """`--wait` of Helm and `rollout status` give up after times of their own."""
     for values in ({}, {"progressDeadlineSeconds": 77}):
         seconds = only("Deployment", values)["spec"]["progressDeadlineSeconds"]

@@ -16,7 +16,7 @@ def statuses(client: Client, *models: str) -> list[int]:
     return [client.post(f"/models/{each}/invoke", infer_body(1.0)).status for each in models]
 
 
-def test_a_container_of_triton_that_was_killed_gets_its_models_back(tmp_path):
+def test_killed_triton_container_gets_its_models_back(tmp_path):
     """Those of models.load and those that callers have loaded."""
     for name in ("wanted", "loaded"):
         write_python_model(tmp_path / name)

@@ -54,7 +54,7 @@ def settings_of(values: dict[str, Any], environ: dict[str, str] | None = None) -
     [STORE | {"mode": "single"}, STORE | {"triton": {"enabled": False, "address": "t"}}],
     ids=["single", "elsewhere"],
 )
-def test_a_pod_of_one_container_has_the_cache_to_write_to(values):
+def test_single_container_pod_can_write_the_cache(values):
     [container] = containers(pod_spec(values)).values()
 
     assert mounts(container)["cache"] == {"name": "cache", "mountPath": FOLDER}
@@ -66,7 +66,7 @@ def test_either_kind_of_store_gets_a_cache(settings):
 
 
 @pytest.mark.parametrize(("size", "limit"), [("200Gi", 180 * 2**30), ("10G", 9 * 10**9)])
-def test_cache_limit_is_nine_tenths_of_what_kubelet_lets_the_volume_have(size, limit):
+def test_cache_limit_is_nine_tenths_of_the_volume(size, limit):
     values = STORE | {"endpoint": {"cache": {"size": size}}}
 
     assert volume(values, "cache") == {"emptyDir": {"sizeLimit": size}}
@@ -74,7 +74,7 @@ def test_cache_limit_is_nine_tenths_of_what_kubelet_lets_the_volume_have(size, l
 
 
 @pytest.mark.parametrize("values", [KEYS, STORE | CLAIM], ids=["ephemeral", "existingClaim"])
-def test_of_a_claim_the_adapter_finds_out_itself_what_there_is(values):
+def test_adapter_measures_a_claim_itself(values):
     assert "ADAPTER_CACHE_LIMIT" not in variables(values)
 
 
@@ -85,7 +85,7 @@ def test_old_pod_leaves_claim_before_new_one():
     assert only("Deployment", values)["spec"]["strategy"] == {"type": "Recreate"}
 
 
-def test_each_key_has_its_secret_from_where_the_values_say(tmp_path):
+def test_each_key_has_its_secret(tmp_path):
     projected = volume(KEYS, "endpoint-keys")["projected"]["sources"]
     for source in projected:
         [item] = source["secret"]["items"]
@@ -105,7 +105,7 @@ def test_each_key_has_its_secret_from_where_the_values_say(tmp_path):
     assert (tmp_path / "AKIDTEAMA").read_text() == "demo-team-a/secret\n"
 
 
-def test_stores_of_a_map_arrive_as_endpoints_of_their_names():
+def test_map_of_stores_becomes_endpoints():
     settings = settings_of({"settings": KEYS["settings"]})
 
     assert [str(each) for each in settings.endpoints] == [
@@ -140,7 +140,7 @@ def test_a_list_of_two_arrives_as_two(name):
 
 @pytest.mark.parametrize("scaled", [HPA, KEDA], ids=["hpa", "keda"])
 @pytest.mark.parametrize("settings", [{"model_store": "s3://a"}, {"endpoints": {"b": "s3://b"}}])
-def test_pods_are_scaled_that_get_their_models_from_a_store(scaled, settings):
+def test_autoscaler_scales_pods_with_a_store(scaled, settings):
     values = {"checkApis": False, "settings": settings, **scaled}
 
     assert "replicas" not in only("Deployment", values)["spec"]

@@ -58,7 +58,7 @@ def of_gateways(values: dict[str, Any]) -> list[dict[str, Any]]:
 
 @pytest.mark.nightly
 @pytest.mark.timeout(900)
-def test_every_object_of_a_gateway_is_strictly_of_envoy_gateways_types(decoder):
+def test_gateway_objects_match_envoy_gateways_schema(decoder):
     found = [made for path in CASES for made in of_gateways(values_of(case(path)))]
 
     assert {made["kind"] for made in found} == {
@@ -77,7 +77,7 @@ def test_every_object_of_a_gateway_is_strictly_of_envoy_gateways_types(decoder):
     ],
     ids=["control", "data", "grpc alone"],
 )
-def test_calls_go_to_the_listener_that_only_infers_where_there_is_one(settings, service, ports):
+def test_calls_go_to_the_inference_listener(settings, service, ports):
     values = {
         "checkApis": False,
         "fleet": {"enabled": True, "patch": True},
@@ -114,7 +114,7 @@ def test_readiness_is_asked_at_the_probe_listener(values):
 
 
 @BOTH
-def test_the_gateways_envoys_and_no_others_are_let_in_from_their_namespace(values):
+def test_only_the_gateways_envoys_are_let_in(values):
     gateway = only("Gateway", values)["metadata"]
     peers = [
         (rule["ports"], peer)
@@ -137,7 +137,7 @@ def test_the_gateways_envoys_and_no_others_are_let_in_from_their_namespace(value
     }
 
 
-def test_the_notes_say_where_callers_come_to_and_what_they_must_bring():
+def test_notes_give_callers_address_and_credentials():
     (by_header, patched) = (render(values)[NOTES] for values in (FLEET, PATCHED))
 
     for notes in (by_header, patched):
@@ -171,7 +171,7 @@ def patches(values: dict[str, Any], name: str) -> dict[str, Any]:
     }
 
 
-def test_the_patch_makes_routes_what_they_are_in_deploy_fleet():
+def test_patch_gives_routes_as_in_deploy_fleet():
     found = patches(PATCHED, "serving/")
     retry = own()["retry_policy"]
 
@@ -189,7 +189,7 @@ def test_the_patch_makes_routes_what_they_are_in_deploy_fleet():
     assert policy["numRetries"] == retry["num_retries"]
 
 
-def test_what_may_be_called_is_the_same_as_in_deploy_fleet():
+def test_open_paths_match_deploy_fleet():
     [calls, lists] = only("HTTPRoute", FLEET)["spec"]["rules"]
     [methods] = only("GRPCRoute", FLEET)["spec"]["rules"]
     by_method = [each["method"] for each in methods["matches"]]
@@ -211,7 +211,7 @@ def test_what_may_be_called_is_the_same_as_in_deploy_fleet():
     assert reply["statusCode"] == refused[0]["direct_response"]["status"]
 
 
-def test_the_patch_makes_of_an_envoys_507_what_deploy_fleet_does():
+def test_patch_treats_507_as_deploy_fleet_does():
     found = patches(PATCHED, "serving/")[
         "default_filter_chain/filters/0/typed_config/local_reply_config"
     ]
@@ -220,7 +220,7 @@ def test_the_patch_makes_of_an_envoys_507_what_deploy_fleet_does():
     assert found["mappers"] == manager["typed_config"]["local_reply_config"]["mappers"]
 
 
-def test_the_patch_makes_clusters_what_they_are_in_deploy_fleet():
+def test_patch_gives_clusters_as_in_deploy_fleet():
     found = patches(PATCHED, "httproute/")
     cluster = own()["cluster"]
     [policy] = found["load_balancing_policy"]["policies"]
@@ -314,7 +314,7 @@ def rules_of_prometheus_adapter() -> dict[str, dict[str, Any]]:
     return {rule["name"]["as"]: rule for rule in custom}
 
 
-def test_each_metric_of_the_autoscaler_has_a_rule_of_prometheus_adapter():
+def test_each_autoscaler_metric_has_an_adapter_rule():
     metrics = only("HorizontalPodAutoscaler", FLEET)["spec"]["metrics"]
 
     assert {each["pods"]["metric"]["name"] for each in metrics} == {*rules_of_prometheus_adapter()}

@@ -77,7 +77,7 @@ def is_ready(adapter: RunningAdapter) -> bool:
 
 
 @pytest.mark.triton
-def test_one_container_comes_back_with_its_models_after_it_was_killed(wanted, tmp_path):
+def test_killed_single_container_returns_with_its_models(wanted, tmp_path):
     """Its volumes are those of the pod, so that it finds what the one before it has left."""
     flags = (
         *("--http=127.0.0.1:0", "--admin=127.0.0.1:0", "--metrics=127.0.0.1:0"),

@@ -14,7 +14,7 @@ from tests.chart.chart import (
 PEERS = ("management", "monitoring")
 
 
-def test_the_network_policy_never_opens_tritons_http_and_grpc_ports():
+def test_network_policy_keeps_tritons_ports_closed():
     *rules, of_the_values = only("NetworkPolicy", values_of("network-policy"))["spec"]["ingress"]
     peers = {port["port"]: rule["from"] for rule in rules for port in rule["ports"]}
 
@@ -37,7 +37,7 @@ def opened(values):
     }
 
 
-def test_prometheus_reaches_the_metrics_and_nothing_that_drains_or_loads():
+def test_prometheus_reaches_metrics_alone():
     assert opened({}) == {"management": {8080, 8085}, "monitoring": {8082}}
     assert opened({"service": {"admin": 8081}})["management"] == {8080, 8085, 8081}
     assert opened({"settings": {"metrics": "off"}})["monitoring"] == {8081}
@@ -60,7 +60,7 @@ def test_network_policy_has_no_rule_for_everybody(path):
         assert bool(rule.get("from")) is not is_open
 
 
-def test_what_pods_may_call_is_limited_only_where_the_values_say_it():
+def test_egress_is_limited_only_by_values():
     def policy(**given):
         return only("NetworkPolicy", {"networkPolicy": given})["spec"]
 
@@ -76,7 +76,7 @@ def test_what_pods_may_call_is_limited_only_where_the_values_say_it():
     assert named["ingress"][-1:] == values["networkPolicy"]["extraIngress"]
 
 
-def test_whoever_is_not_named_must_be_a_pod_of_the_namespace():
+def test_unnamed_peers_must_be_pods_of_the_namespace():
     own = [{"podSelector": {}}]
 
     assert [rule["from"] for rule in rules_of({})] == [own, own]

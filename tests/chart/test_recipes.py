@@ -48,7 +48,7 @@ def test_each_recipe_has_values_that_are_rendered():
         assert render({**values_of(name), "checkApis": False})
 
 
-def test_on_openshift_no_object_names_a_user_or_a_group():
+def test_openshift_objects_name_no_user_or_group():
     text = json.dumps(objects(values_of("openshift")))
 
     assert not re.search(r"runAsUser|runAsGroup|fsGroup\"", text)
@@ -75,7 +75,7 @@ def test_triton_serves_as_a_user_that_nobody_knows(tmp_path):
     assert answer.json()["outputs"][0]["data"] == [1000710000.0]
 
 
-def test_an_envoy_outlives_the_drain_and_both_end_within_the_grace_period():
+def test_envoy_outlives_the_drain_within_grace():
     values = values_of("istio")
     annotations = only("Deployment", values)["spec"]["template"]["metadata"]["annotations"]
     envoy = yaml.safe_load(annotations["proxy.istio.io/config"])["terminationDrainDuration"]
@@ -90,7 +90,7 @@ def test_an_envoy_outlives_the_drain_and_both_end_within_the_grace_period():
     assert seconds + int(exit_seconds) <= pod_spec(values)["terminationGracePeriodSeconds"]
 
 
-def test_only_metrics_and_probes_are_open_without_the_mesh():
+def test_outside_the_mesh_only_metrics_and_probes_open():
     values = values_of("istio")
     annotations = only("Deployment", values)["spec"]["template"]["metadata"]["annotations"]
     settings = settings_of(values)
@@ -125,7 +125,7 @@ async def test_tritons_metrics_are_read_and_scraped_over_ipv6(tmp_path):
     assert reader.why == "Triton reports no GPU"  # so it was there
 
 
-def test_a_mig_instance_is_asked_for_instead_of_a_gpu():
+def test_mig_instance_replaces_a_gpu():
     triton = containers(pod_spec(values_of("mig")))["triton"]
 
     for kind in ("requests", "limits"):
@@ -134,7 +134,7 @@ def test_a_mig_instance_is_asked_for_instead_of_a_gpu():
         }
 
 
-def test_the_metric_of_the_autoscaler_is_what_the_rule_makes_of_ours():
+def test_autoscaler_metric_comes_from_our_rule():
     rule = RULE["rules"]["custom"][0]
     hpa = only("HorizontalPodAutoscaler", values_of("single-model"))["spec"]
     asked = hpa["metrics"][0]["pods"]["metric"]["name"]

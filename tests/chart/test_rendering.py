@@ -74,7 +74,7 @@ def test_every_object_is_what_this_kubernetes_takes(path, version):
 
 
 @pytest.mark.parametrize("version", ["1.27", "1.28"])
-def test_two_plain_containers_are_for_clusters_without_native_sidecars(version):
+def test_plain_containers_replace_native_sidecars(version):
     for made in objects(values_of("two-containers"), version):
         refuse(made, version)
 
@@ -113,7 +113,7 @@ def test_the_version_is_that_of_the_package():
         "endpoint-keys",
     ],
 )
-def test_the_pods_keep_the_standard_restricted_of_pod_security(name):
+def test_pods_meet_the_restricted_standard(name):
     """Those of the examples that fetch models, too."""
     values = values_of(name)
     for spec in (pod_spec(values), only("Pod", values)["spec"]):
@@ -144,7 +144,7 @@ def test_triton_is_user_1000_on_read_only_root(values):
     assert {"name": "triton-tmp", "mountPath": "/tmp"} in triton["volumeMounts"]
 
 
-def test_a_home_of_the_values_is_the_only_one():
+def test_home_from_values_is_the_only_one():
     values = {"triton": {"extraEnv": [{"name": "HOME", "value": "/srv"}], "tmpSize": "4Gi"}}
     spec = pod_spec(values)
 
@@ -272,7 +272,7 @@ def test_helm_waits_for_at_least_one_pod():
     assert rendered > 50
 
 
-def test_a_triton_that_hangs_is_killed_without_the_grace_of_the_pod():
+def test_hanging_triton_is_killed_without_grace():
     """It does not answer SIGTERM: waiting for the whole grace period only lengthens the outage."""
     pod = pod_spec({})
     [runtime] = [
@@ -284,7 +284,7 @@ def test_a_triton_that_hangs_is_killed_without_the_grace_of_the_pod():
     assert [probe["terminationGracePeriodSeconds"] for probe in probes] == [5, 5]
 
 
-def test_a_rollout_has_the_time_that_the_probes_allow_a_start():
+def test_rollout_time_covers_the_startup_probe():
     def deadline(values):
         return only("Deployment", values)["spec"]["progressDeadlineSeconds"]
 
@@ -318,7 +318,7 @@ def test_control_token_is_mounted_only_where_asked_for():
     assert variables(values)["ADAPTER_CONTROL_TOKEN"] == f"file:{mount['mountPath']}/token"
 
 
-def test_there_is_no_helm_test_where_loads_may_not_bring_files():
+def test_no_helm_test_where_loads_bring_no_files():
     assert [made["kind"] for made in objects({}) if made["kind"] == "Pod"] == ["Pod"]
     assert [
         made for made in objects({"settings": {"inline_files": "off"}}) if made["kind"] == "Pod"
@@ -328,7 +328,7 @@ def test_there_is_no_helm_test_where_loads_may_not_bring_files():
 @pytest.mark.parametrize(
     ("values", "port"), [({}, "metrics"), ({"settings": {"metrics": "off"}}, "admin")]
 )
-def test_probes_and_scrapes_go_to_the_listener_that_has_the_metrics(values, port):
+def test_probes_and_scrapes_use_the_metrics_listener(values, port):
     adapter = containers(pod_spec(values))["adapter"]
     probes = [
         adapter[f"{kind}Probe"]["httpGet"]["port"] for kind in ("startup", "liveness", "readiness")

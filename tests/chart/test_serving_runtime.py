@@ -19,7 +19,7 @@ RUNTIMES = ["serving-runtime", "serving-runtime-gpu", "serving-runtime-monitored
 
 
 @pytest.mark.parametrize("name", RUNTIMES)
-def test_a_runtime_takes_nothing_that_the_controller_keeps_for_itself(name):
+def test_runtime_avoids_the_controllers_own_names(name):
     """Its rules: controllers/servingruntime_validator.go of kserve/modelmesh-serving 0.12."""
     spec = runtime_spec(values_of(name))
 
@@ -57,7 +57,7 @@ def test_runtime_pods_are_found_by_controllers_labels():
 
 
 @pytest.mark.parametrize("name", RUNTIMES)
-def test_the_containers_of_a_runtime_are_what_a_pod_takes(name):
+def test_runtime_containers_match_a_pod(name):
     spec = runtime_spec(values_of(name))
 
     pod = {"containers": spec["containers"], "volumes": spec["volumes"]}
@@ -70,7 +70,7 @@ def test_the_containers_of_a_runtime_are_what_a_pod_takes(name):
     )
 
 
-def test_the_example_of_modelmesh_is_what_the_chart_makes():
+def test_modelmesh_example_matches_the_chart():
     example = yaml.safe_load((ROOT / "examples" / "modelmesh" / "runtime.yaml").read_text())
     [made] = objects(values_of("serving-runtime"))
     for container in [*example["spec"]["containers"], *made["spec"]["containers"]]:

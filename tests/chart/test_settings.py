@@ -28,7 +28,7 @@ def test_the_adapter_takes_the_environment_without_a_warning(path):
     assert loaded(values_of(case(path))).warnings == []
 
 
-def test_each_kind_of_value_arrives_as_it_was_meant():
+def test_each_kind_of_value_arrives_unchanged():
     settings = loaded(values_of("settings")).settings
 
     assert (str(settings.http), str(settings.grpc)) == ("0.0.0.0:9000", "off")
@@ -87,7 +87,7 @@ def test_the_settings_agree_with_what_the_pod_has(path):
 
 
 @rows("path", CASES)
-def test_the_grace_period_covers_hook_drain_and_tritons_end(path):
+def test_grace_covers_hook_drain_and_tritons_end(path):
     values = values_of(case(path))
     if values.get("mode") == "servingRuntime":
         return
@@ -117,7 +117,7 @@ def test_the_grace_period_covers_hook_drain_and_tritons_end(path):
         ({"terminationGracePeriodSeconds": 600}, 600),
     ],
 )
-def test_the_grace_period_is_added_up_unless_it_is_given(values, seconds):
+def test_grace_is_summed_unless_given(values, seconds):
     assert pod_spec(values)["terminationGracePeriodSeconds"] == seconds
 
 
@@ -130,7 +130,7 @@ def test_plain_triton_outlives_the_adapters_drain():
     assert "lifecycle" not in containers(pod_spec({}))["triton"]
 
 
-def test_the_startup_probe_waits_for_triton_and_for_a_single_model():
+def test_startup_probe_waits_for_triton_and_model():
     values = {"settings": {"start_timeout_seconds": 600, "load_timeout_seconds": 900}}
     probe = containers(pod_spec(values))["adapter"]["startupProbe"]
 

@@ -325,7 +325,7 @@ def test_the_schema_refuses_it_and_says_where(values, place, says):
 
 
 @rows(("values", "says"), BY_RULE)
-def test_a_rule_of_two_keys_refuses_it_and_names_one(values, says):
+def test_rule_about_two_keys_names_one(values, says):
     with pytest.raises(helm.HelmRenderError) as refused:
         render(values, api_versions=APIS)
 
@@ -333,7 +333,7 @@ def test_a_rule_of_two_keys_refuses_it_and_names_one(values, says):
 
 
 @rows(("values", "key", "api"), NEEDS_API)
-def test_an_object_of_an_add_on_needs_that_add_on(values, key, api):
+def test_add_ons_object_needs_the_add_on(values, key, api):
     with pytest.raises(helm.HelmRenderError, match=f"{key}: the cluster has no {api}"):
         render(values)
 
@@ -360,7 +360,7 @@ def test_what_kubernetes_has_no_field_for_is_refused(name, version, says):
         render(values_of(name), kube_version=version)
 
 
-def test_an_image_of_models_needs_a_version_that_mounts_part_of_it():
+def test_image_volume_needs_a_version_with_subpaths():
     image = {"reference": "registry.example.com/models/fraud:7", "imageVolumeGate": True}
     models = {"type": "image", "image": image}
 
@@ -396,7 +396,7 @@ def test_every_switch_is_on_in_some_case():
 
 
 @rows("limit", ["8GiB", "8Gi", "8.5GB", "8388608kib", "8589934592b", 8589934592])
-def test_a_memory_limit_up_to_that_of_the_container_is_taken(limit):
+def test_memory_limit_up_to_the_containers_is_taken(limit):
     assert render({"triton": {"gpu": {"count": 0}}, "settings": {"memory_limit": limit}})
 
 

@@ -105,12 +105,12 @@ async def test_the_same_package_has_the_same_key(staging: Staging) -> None:
 
 
 @both
-async def test_a_package_of_one_model_is_placed_under_its_name(staging: Staging) -> None:
+async def test_single_model_is_placed_under_its_name(staging: Staging) -> None:
     assert await staging.load() == Placement((NAME,))
 
 
 @both
-async def test_what_was_prepared_or_placed_is_staged_and_not_loaded(staging: Staging) -> None:
+async def test_prepared_or_placed_model_is_not_loaded(staging: Staging) -> None:
     begun = StagedModel(NAME, ID, Placement((NAME,)))
     package = await staging.packages.prepare(NAME, ID, staging.good)
     assert await staging.staged() == [begun]
@@ -119,7 +119,7 @@ async def test_what_was_prepared_or_placed_is_staged_and_not_loaded(staging: Sta
 
 
 @both
-async def test_what_was_confirmed_is_staged_with_all_that_was_said_of_it(staging: Staging) -> None:
+async def test_confirmed_package_keeps_all_that_was_said(staging: Staging) -> None:
     placement = await staging.load()
     for held in ({HOST: 5}, {HOST: 7}):
         await staging.packages.confirm(NAME, staging.good, "key", held)
@@ -143,7 +143,7 @@ async def test_nothing_is_confirmed_of_what_is_not_there(staging: Staging) -> No
 
 
 @both
-async def test_what_was_removed_is_gone_and_may_come_again(staging: Staging) -> None:
+async def test_removed_package_may_come_again(staging: Staging) -> None:
     for _ in range(2):
         await staging.load()
         await staging.packages.confirm(NAME, staging.good, "key", {})
@@ -153,7 +153,7 @@ async def test_what_was_removed_is_gone_and_may_come_again(staging: Staging) -> 
 
 
 @both
-async def test_a_disk_that_refuses_is_an_error_of_the_backend(staging: Staging) -> None:
+async def test_refusing_disk_is_a_backend_error(staging: Staging) -> None:
     package = await staging.packages.prepare(NAME, ID, staging.good)
     staging.break_disk()
     with pytest.raises(BackendError):
@@ -243,7 +243,7 @@ async def test_a_reading_is_what_is_taken_now(seen: Seen) -> None:
 
 
 @both
-async def test_where_nothing_can_be_seen_there_is_no_reading(seen: Seen) -> None:
+async def test_no_reading_where_nothing_is_seen(seen: Seen) -> None:
     await seen.reader.read()
     seen.lose()
     assert await seen.reader.read() is None

@@ -76,7 +76,7 @@ async def test_a_started_server_answers_at_the_chosen_addresses():
 
 @real
 @pytest.mark.of_triton("2.51", "2.73", "the words of its command line")
-async def test_a_bad_argument_is_refused_with_the_words_of_triton():
+async def test_bad_argument_fails_with_tritons_words():
     for bad, words in (
         ("--no-such=1", "unrecognized option '--no-such=1'"),
         ("--http-thread-count=abc", "Invalid option value. Got abc"),
@@ -104,7 +104,7 @@ async def test_a_busy_port_is_named():
 
 
 @real
-async def test_a_server_that_is_not_live_in_time_is_ended():
+async def test_server_not_live_in_time_is_ended():
     triton = new_triton(start_timeout_seconds=0.001)
     with pytest.raises(BackendUnavailable, match=r"not live after 0\.001 s"):
         await triton.start()
@@ -113,7 +113,7 @@ async def test_a_server_that_is_not_live_in_time_is_ended():
 
 
 @real
-async def test_what_a_model_prints_is_logged_and_a_huge_line_is_cut(caplog, tmp_path):
+async def test_prints_are_logged_and_huge_lines_cut(caplog, tmp_path):
     caplog.set_level(logging.INFO)
     chatty = r"print('huge ' + 'x' * 3_000_000 + '\nafter it', flush=True)"
     write_python_model(tmp_path / "chatty", initialize=chatty)
@@ -145,12 +145,12 @@ async def test_a_missing_binary_is_named(tmp_path):
         ((3, 13), "2.1.0", "this is 3.13"),
     ],
 )
-def test_the_wheel_is_refused_where_its_python_backend_cannot_run(python, numpy, reason):
+def test_wheel_without_usable_python_backend_is_refused(python, numpy, reason):
     said = launch.explain_unfit(python, numpy)
     assert said is None if reason is None else reason in said
 
 
-def test_a_binary_outside_the_wheel_runs_as_it_is(tmp_path):
+def test_binary_outside_the_wheel_runs_unchanged(tmp_path):
     prepared = launch.prepare(Path(sys.executable), tmp_path)
     assert prepared == launch.Launch(Path(sys.executable), (), {})
     assert list(tmp_path.iterdir()) == []
@@ -174,9 +174,7 @@ async def options_given(folder: Path, *, listed: str = "", **changes) -> list[st
     [("--http-max-input-size <integer>", {"--http-max-input-size=9"}), ("--id <string>", set())],
     ids=["newer", "2.51"],
 )
-async def test_options_of_newer_servers_are_given_to_those_that_list_them(
-    tmp_path, listed, expected
-):
+async def test_newer_options_go_to_servers_that_list_them(tmp_path, listed, expected):
     newer = {"--http-max-input-size": "9", "--allow-client-shm": "true"}
     options = await options_given(tmp_path, listed=listed, newer_args=newer)
     assert {option for option in options if option.split("=")[0] in newer} == expected
@@ -204,7 +202,7 @@ async def test_memory_tracker_is_on_where_gpu_is(tmp_path, has_gpus, args, expec
 
 
 @real
-async def test_a_server_without_a_memory_tracker_takes_its_option_and_reports_nothing(tmp_path):
+async def test_server_without_memory_tracker_reports_nothing(tmp_path):
     async def has_gpus():
         return True
 
@@ -217,7 +215,7 @@ async def test_a_server_without_a_memory_tracker_takes_its_option_and_reports_no
         await control.close()
 
 
-def test_a_binary_that_lost_its_executable_bit_is_copied(tmp_path):
+def test_binary_without_executable_bit_is_copied(tmp_path):
     source = tmp_path / "source"
     source.write_text("#!/bin/sh\n")
     launch._place_executable(source, tmp_path / "copied")
@@ -228,7 +226,7 @@ def test_a_binary_that_lost_its_executable_bit_is_copied(tmp_path):
     assert (tmp_path / "linked").is_symlink()
 
 
-def test_a_sweep_spares_what_lives_and_what_is_not_ours():
+def test_sweep_spares_living_and_foreign_folders():
     owned = launch.RunFolder()
     foreign = owned.path.with_name("triton-adapter-somebody")
     foreign.mkdir()
@@ -242,7 +240,7 @@ def test_a_sweep_spares_what_lives_and_what_is_not_ours():
     assert not owned.path.exists()
 
 
-def test_the_next_start_removes_what_could_not_be_removed_at_the_end(monkeypatch):
+def test_next_start_removes_leftovers(monkeypatch):
     owned = launch.RunFolder()
     (owned.path / "repository" / "t").mkdir(parents=True)
     with monkeypatch.context() as failing:

@@ -112,7 +112,7 @@ def device():
 
 
 @pytest.mark.triton
-def test_the_sample_file_is_a_request_as_it_is(examples, triton):
+def test_sample_file_is_a_whole_request(examples, triton):
     body = (EXAMPLES / "digits/sample.json").read_bytes()
     examples.load("digits")
     connection = HTTPConnection(triton.http_address, timeout=PATIENCE_SECONDS)
@@ -125,7 +125,7 @@ def test_the_sample_file_is_a_request_as_it_is(examples, triton):
 
 
 @pytest.mark.triton
-def test_of_three_hungry_models_loaded_at_once_two_fit(examples):
+def test_two_of_three_hungry_models_fit(examples):
     def failure_of_load(name: str) -> str:
         try:
             examples.load(name, "hungry")
@@ -148,7 +148,7 @@ def test_what_a_request_took_is_free_after_it(examples):
 
 
 @pytest.mark.triton
-def test_a_request_for_less_than_a_mib_is_the_callers_mistake(examples):
+def test_request_below_a_mib_is_callers_mistake(examples):
     examples.load("hungry_infer")
     with pytest.raises(
         InferenceServerException, match="MIB is 0; it must be at least 1"
@@ -158,7 +158,7 @@ def test_a_request_for_less_than_a_mib_is_the_callers_mistake(examples):
 
 
 @pytest.mark.triton
-def test_a_hungry_model_holds_its_memory_until_it_is_unloaded(examples):
+def test_hungry_model_holds_memory_until_unloaded(examples):
     examples.load("hungry")
     assert examples.resident_bytes("hungry") > 700 * MIB
     examples.unload("hungry")

@@ -17,7 +17,7 @@ from tests.trees import infer_body, write_python_model
 
 
 @pytest.mark.triton
-def test_a_triton_that_stands_still_is_ended_and_started_again() -> None:
+def test_standing_triton_is_restarted() -> None:
     with (
         embedded_adapter(
             COMPLETE, "--on-triton-restart=forget", constants={TRITON_HANG: 5}
@@ -44,7 +44,7 @@ def ping(adapter: RunningAdapter) -> int:
 
 
 @pytest.mark.triton
-def test_a_triton_whose_http_threads_are_all_taken_is_not_ended(gate: Gate) -> None:
+def test_triton_with_busy_http_threads_is_not_ended(gate: Gate) -> None:
     """A load over Triton's HTTP port takes one of its eight threads for as long as it goes on."""
     with (
         embedded_adapter(COMPLETE, constants={TRITON_HANG: 5}) as adapter,
@@ -103,7 +103,7 @@ async def in_time(seconds: float) -> float:
     return 0.0
 
 
-async def test_six_probes_in_a_row_without_an_answer_are_a_hang(silent) -> None:
+async def test_six_unanswered_probes_are_a_hang(silent) -> None:
     detector = HangDetector(silent, 1.2, lambda: 0, in_time)
     for _ in range(5):
         await detector.poll()
@@ -112,7 +112,7 @@ async def test_six_probes_in_a_row_without_an_answer_are_a_hang(silent) -> None:
     assert silent.reasons == ["it has answered nothing for 1.2 s"]
 
 
-async def test_an_answer_to_somebody_else_begins_the_row_anew(silent) -> None:
+async def test_answer_to_another_caller_resets_the_count(silent) -> None:
     answered = iter(range(1000))
     detector = HangDetector(silent, 1.2, lambda: next(answered), in_time)
     for _ in range(7):
@@ -130,7 +130,7 @@ async def test_an_adapter_that_was_late_itself_blames_nobody(silent) -> None:
     assert silent.reasons == []
 
 
-async def test_a_server_that_is_only_starting_does_not_hang(silent) -> None:
+async def test_starting_server_does_not_hang(silent) -> None:
     silent.up = None
     detector = HangDetector(silent, 0.6, lambda: 0, in_time)
     for _ in range(7):

@@ -42,7 +42,7 @@ async def test_absent_triton_is_tried_for_few_seconds(nobody):
     await control.close()
 
 
-async def test_a_triton_that_comes_back_in_time_is_not_missed():
+async def test_returning_triton_is_not_missed():
     attempts: list[int] = []
 
     async def call() -> str:
@@ -94,7 +94,7 @@ async def test_repeated_call_on_closed_connection_is_unavailable(
         await load
 
 
-async def test_waiting_for_a_triton_that_does_not_come_ends(nobody):
+async def test_waiting_for_an_absent_triton_ends(nobody):
     control = made(nobody)
     with pytest.raises(BackendUnavailable, match=r"not live within 0\.2 s"):
         await control.wait_live(0.2)
@@ -103,7 +103,7 @@ async def test_waiting_for_a_triton_that_does_not_come_ends(nobody):
 
 
 @real
-async def test_a_triton_that_is_there_is_live_at_once_and_watched(triton):
+async def test_present_triton_is_live_at_once(triton):
     control = made(triton.grpc_address)
     assert control.live is False
     watch = asyncio.create_task(control.monitor())
@@ -176,7 +176,7 @@ async def test_watched_triton_is_noticed_going_and_returning(triton, port, caplo
 
 
 @real
-async def test_a_triton_that_is_back_before_the_next_probe_is_noticed_too(triton, port):
+async def test_quick_restart_of_triton_is_noticed(triton, port):
     relay = Relay(triton.grpc_address, port)
     await relay.open()
     control = made(f"127.0.0.1:{relay.port}")
@@ -196,9 +196,7 @@ async def test_a_triton_that_is_back_before_the_next_probe_is_noticed_too(triton
 
 
 @real
-async def test_a_connection_that_breaks_during_a_call_may_have_delivered_it(
-    controlled, triton, port, gate
-):
+async def test_connection_broken_during_call_may_have_delivered(controlled, triton, port, gate):
     controlled.put("m", initialize=gate.statements)
     relay = Relay(triton.grpc_address, port)
     await relay.open()

@@ -107,7 +107,7 @@ def seconds_of(line: dict[str, str]) -> float:
     return datetime.fromisoformat(line["time"]).timestamp()
 
 
-def test_a_server_that_stays_when_it_is_asked_to_end_is_killed(script: Script) -> None:
+def test_server_that_ignores_sigterm_is_killed(script: Script) -> None:
     script.stays()
     # nothing is in flight: none of the time for a drain is taken, and 8 s for Triton
     flags = (f"--tritonserver={script.path}", "--drain-timeout-seconds=300")
@@ -122,7 +122,7 @@ def test_a_server_that_stays_when_it_is_asked_to_end_is_killed(script: Script) -
         adapter.stop()
 
 
-def test_sigterm_while_no_server_can_be_started_ends_the_adapter(script: Script) -> None:
+def test_sigterm_without_a_server_ends_the_adapter(script: Script) -> None:
     flags = (f"--tritonserver={script.path}", "--drain-timeout-seconds=300")
     with embedded_adapter(*flags) as adapter:
         script.dies()

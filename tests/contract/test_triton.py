@@ -50,7 +50,7 @@ def either(request):
     return FakeControlled() if request.param == "fake" else request.getfixturevalue("controlled")
 
 
-async def test_a_loaded_model_is_ready_and_an_unloaded_one_is_gone(either):
+async def test_loaded_model_is_ready_until_unloaded(either):
     either.put("m")
     await either.load("m")
     assert "m" in await either.control.ready()
@@ -60,12 +60,12 @@ async def test_a_loaded_model_is_ready_and_an_unloaded_one_is_gone(either):
     assert "m" not in await either.control.ready()
 
 
-async def test_what_was_never_there_is_gone_and_its_unload_is_no_error(either):
+async def test_unload_of_unknown_model_is_no_error(either):
     await either.unload("never")
     assert await either.wait_gone("never", 0)
 
 
-async def test_of_several_models_those_that_are_left_are_told(either):
+async def test_remaining_models_are_listed(either):
     either.put("a")
     either.put("b")
     await either.load("a")
@@ -75,7 +75,7 @@ async def test_of_several_models_those_that_are_left_are_told(either):
     assert await either.control.wait_gone({"a", "b", "never"}, 0.1) == {"a"}
 
 
-async def test_the_steps_of_an_ensemble_come_and_go_with_it(either):
+async def test_ensembles_steps_come_and_go_with_it(either):
     either.put("step")
     either.put_ensemble("whole", "step")
     await either.load("whole")
@@ -97,7 +97,7 @@ async def test_a_second_load_changes_nothing(either):
 
 
 @real
-async def test_a_load_of_a_loaded_model_with_unchanged_files_keeps_its_process(controlled):
+async def test_reload_of_unchanged_files_keeps_the_process(controlled):
     """Python's first import writes __pycache__ beside the model, which counts as a change."""
     controlled.put("m", imports="import os", answer="values = values * 0 + os.getpid()")
     await controlled.load("m")
@@ -151,13 +151,13 @@ async def test_a_load_without_memory_is_told_apart(controlled):
 
 @real
 @pytest.mark.of_triton("2.51", "2.73", "its words for a failed load")
-async def test_a_load_of_what_is_not_in_the_repository_fails(controlled):
+async def test_load_of_unknown_model_fails(controlled):
     with pytest.raises(LoadFailed, match="failed to load 'never', failed to poll from model"):
         await controlled.load("never")
 
 
 @real
-async def test_a_folder_that_goes_while_triton_lists_its_models_is_no_failure(controlled, triton):
+async def test_folder_gone_during_listing_is_no_failure(controlled, triton):
     """Another model's unload removes a folder at any time. Triton itself is asked as often, so that
     it is known that such lists fail.
     """
@@ -203,7 +203,7 @@ async def test_two_loads_go_side_by_side(controlled, tmp_path):
 
 
 @real
-async def test_a_load_over_grpc_does_not_hold_up_inference_over_http(controlled, gate):
+async def test_grpc_load_holds_up_no_http_inference(controlled, gate):
     """Over Triton's HTTP port it does, for as long as the load takes: hence gRPC."""
     controlled.put("quick")
     await controlled.load("quick")
@@ -241,7 +241,7 @@ async def test_load_over_its_time_goes_on_in_triton(controlled, triton, gate):
 
 
 @real
-async def test_an_unload_waits_for_the_requests_under_way_and_they_are_answered(controlled, gate):
+async def test_unload_waits_for_requests_in_flight(controlled, gate):
     controlled.put("m", answer=gate.statements)
     await controlled.load("m")
     answer = asyncio.create_task(controlled.infer("m", 7))
@@ -274,7 +274,7 @@ async def test_dead_process_needs_a_load_before_unload(controlled):
 
 
 @real
-async def test_what_a_failed_inference_says_becomes_the_right_error(controlled):
+async def test_failed_inference_becomes_the_right_error(controlled):
     controlled.put(
         "m",
         answer="""

@@ -260,7 +260,7 @@ async def test_guessed_needs_are_loaded_one_at_a_time():
 
 
 @played
-async def test_known_need_passes_one_that_waits_for_its_turn():
+async def test_known_need_passes_a_load_awaiting_its_turn():
     """The second guess waits for the first load, and not for memory: it holds up nobody."""
     scripts = {
         "a": Script(load_seconds=20),
@@ -548,7 +548,7 @@ async def test_caller_loses_its_own_model_first():
 
 
 @played
-async def test_load_that_exits_in_its_warm_up_is_refused():
+async def test_load_that_exits_in_warm_up_is_refused():
     """503 would invite the caller to end Triton once more."""
     script = Script(load_ends_triton=True, has_warm_up=True)
     async with Stage({"a": script, "b": Script(load_ends_triton=True)}) as stage:
@@ -1078,7 +1078,7 @@ async def test_person_may_try_model_that_is_given_up():
 
 
 @played
-async def test_person_may_try_a_store_model_that_is_given_up():
+async def test_person_may_try_a_given_up_model():
     """Calls of a model that V2 loads by its key are refused before that."""
     async with Stage({"a@1": Script(load_ends_triton=True), "a@2": Script()}) as stage:
         stage.control.desired.preload({A: ArtifactKey("", A)})

@@ -109,7 +109,7 @@ async def test_lost_models_are_listed_until_loaded_or_unloaded():
 
 
 @played
-async def test_dead_model_is_not_listed_as_gone_with_triton():
+async def test_dead_model_is_not_listed_with_tritons_exit():
     """Triton may drop a model whose process has died, and nothing of that is an exit."""
     async with Stage({"a": Script(is_python=True)}, on_exit=None) as stage:
         record = await stage.load(A)

@@ -73,7 +73,7 @@ def test_the_blocks_of_a_page_can_be_pasted(
 
 
 @rows("block", BLOCKS)
-def test_a_block_says_what_it_is_and_whether_it_is_run(block: Block) -> None:
+def test_code_block_says_whether_it_is_run(block: Block) -> None:
     assert block.language in RUNNABLE | DATA
     if block.language in DATA:
         assert block.note in {"", "answer"}

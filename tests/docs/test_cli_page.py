@@ -54,7 +54,7 @@ def bare(said: str) -> str:
 
 
 @pytest.mark.triton
-def test_the_commands_do_and_print_what_the_page_shows(here: Place) -> None:
+def test_commands_print_what_the_page_shows(here: Place) -> None:
     for block in blocks(CLI):
         if block.mode == "server":
             here.serve(block)

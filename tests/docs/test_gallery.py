@@ -10,7 +10,7 @@ FOLDER = ROOT / "examples" / "gallery" / "onnx"
 TYPES = {"tensor(float)": "TYPE_FP32", "tensor(int64)": "TYPE_INT64"}
 
 
-def test_the_config_of_the_onnx_example_names_the_tensors_of_its_file() -> None:
+def test_onnx_example_names_its_files_tensors() -> None:
     text = (FOLDER / "config.pbtxt").read_text(encoding="utf-8")
     config = text_format.Parse(text, model_config_pb2.ModelConfig())
     session = onnxruntime.InferenceSession(FOLDER / "1" / "model.onnx")

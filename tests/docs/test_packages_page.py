@@ -25,9 +25,7 @@ def read_python_block() -> str:
     return code
 
 
-def test_the_model_of_the_page_answers_when_its_package_is_loaded_twice(
-    client: Client, package: Path
-) -> None:
+def test_pages_model_answers_when_loaded_twice(client: Client, package: Path) -> None:
     code = read_python_block()
     for name, add in (("shop", 1), ("shop2", 10)):
         write_adding(package / name / "doubler", add)

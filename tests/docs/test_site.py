@@ -85,11 +85,11 @@ def place_of(page: Path) -> str:
     return re.sub(r"(^|/)README$", r"\1index", path) + ".html"
 
 
-def test_each_page_of_the_repository_is_on_the_site(site):
+def test_each_repository_page_is_on_the_site(site):
     assert [shown(page) for page in pages() if not (site / place_of(page)).is_file()] == []
 
 
-def test_each_page_is_reached_from_the_navigation_of_the_first(site):
+def test_each_page_is_reached_from_navigation(site):
     linked = set(Seen(site / "index.html").links)
 
     assert [p for p in map(place_of, pages()) if p not in linked and p != "index.html"] == []
@@ -104,12 +104,12 @@ def test_no_page_loads_anything_from_elsewhere(site, seen):
     assert [url for text in styles for url in re.findall(r"url\(['\"]?(?:https?:)?//", text)] == []
 
 
-def test_no_page_has_what_the_script_of_the_theme_would_fetch(seen):
+def test_pages_fetch_nothing_for_the_theme(seen):
     """It fetches Mermaid where it meets a diagram."""
     assert [page.name for page, on_it in seen.items() if "mermaid" in on_it.classes] == []
 
 
-def test_a_fence_with_a_note_is_code_on_the_site(site):
+def test_annotated_fence_is_code_on_the_site(site):
     noted = [block for page in pages() for block in blocks(page) if block.note]
     on_site = {shown(b.page): (site / place_of(b.page)).read_text("utf-8") for b in noted}
 

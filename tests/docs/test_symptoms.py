@@ -36,6 +36,6 @@ def is_said(quoted: str) -> bool:
     return quoted in NAMES | FOREIGN or said in CODE
 
 
-def test_what_a_symptom_quotes_is_said_by_the_adapter() -> None:
+def test_quoted_symptoms_are_the_adapters_texts() -> None:
     assert len(QUOTED) > 30
     assert [quoted for quoted in QUOTED if not is_said(quoted)] == []

@@ -99,7 +99,7 @@ def test_tables_are_without_banned_expressions() -> None:
     assert [row for row in found if BANNED.search(re.sub(r"`[^`]*`", "X", row))] == []
 
 
-def test_errors_help_and_events_are_in_short_sentences_without_banned_expressions() -> None:
+def test_texts_have_short_sentences_without_banned_words() -> None:
     found = [
         (str(path.relative_to(ROOT)), sentence)
         for path in sorted((ROOT / "adapter").rglob("*.py"))

@@ -35,7 +35,7 @@ def test_any_user_can_run_it(engine, image, user):
     assert run(engine, image, "version", user=user).startswith("triton-adapter ")
 
 
-def test_the_default_user_is_a_number_that_is_not_root(engine, image):
+def test_default_user_is_a_number_other_than_root(engine, image):
     assert engine.images.get(image).attrs["Config"]["User"] == "65532:65532"
 
 
@@ -59,7 +59,7 @@ def test_only_the_locked_packages_are_there(engine, image):
     assert not {"pytest", "hatchling", "nvidia-pytriton", "pip", "setuptools"} & set(names)
 
 
-def test_the_bill_of_materials_names_what_the_image_has(engine, image):
+def test_bill_of_materials_names_the_images_contents(engine, image):
     """`make sbom` installs the lock with this Python; names and versions must be the image's."""
     made = subprocess.run([ROOT / "scripts/sbom.sh"], capture_output=True, text=True, check=False)
     assert made.returncode == 0, made.stderr

@@ -103,7 +103,7 @@ def in_flight(stack: Stack) -> int:
     return sum(model["in_flight"] for model in models)
 
 
-def test_stop_takes_the_adapter_down_before_triton_and_loses_no_answer(stack):
+def test_stop_ends_adapter_before_triton_without_loss(stack):
     replies: list[Reply] = []
 
     def ask() -> None:

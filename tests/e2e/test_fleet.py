@@ -84,7 +84,7 @@ def test_killed_machines_models_are_called_at_another(
     assert rest == {*NAMES}
 
 
-def test_the_machines_do_not_share_a_disk_and_only_envoy_is_published(fleet: Stack) -> None:
+def test_machines_share_no_disk_behind_envoy(fleet: Stack) -> None:
     volumes = [
         mount["Name"]
         for each in fleet.containers("machine")

@@ -44,7 +44,7 @@ def test_sagemaker_loads_lists_invokes_and_unloads(client):
     assert client.post("/models/abc/invoke", SAMPLE).status == 404
 
 
-def test_each_container_has_the_limit_of_memory_that_is_said(stack):
+def test_containers_have_the_documented_memory_limits(stack):
     limits = {
         service: stack.container(service).attrs["HostConfig"]["Memory"]
         for service in ("adapter", "triton-cpu")

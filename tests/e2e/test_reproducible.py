@@ -39,7 +39,7 @@ def digest(target: str, triton: str, folder: Path, *options: str) -> str:
 
 
 @pytest.mark.parametrize("target", ["adapter", "sagemaker"])
-def test_two_builds_of_an_image_have_the_same_digest(images, sagemaker_image, target, tmp_path):
+def test_two_image_builds_have_the_same_digest(images, sagemaker_image, target, tmp_path):
     """The first is the build that the other tests use, with the times of its files rewritten."""
     triton = images["TRITON_CPU_IMAGE"]
 

@@ -147,7 +147,7 @@ def test_sigterm_ends_it_with_0_before_sigkill_comes(many):
     assert many.container.wait(timeout=SIGKILL_COMES_AFTER_SECONDS)["StatusCode"] == 0
 
 
-def test_a_triton_that_dies_is_started_again_and_leaves_no_dead_process(many):
+def test_restarted_triton_leaves_no_zombie(many):
     for name in ("digits", "identity"):
         many.client.load(name, f"/opt/ml/models/{name}/model")
     many.container.exec_run(["python3", "-c", KILL_TRITON])
@@ -176,7 +176,7 @@ def test_too_much_for_container_is_507_not_killed(engine, sagemaker_image):
         assert served.client.get("/models/one").status == 200
 
 
-def test_an_unknown_ping_mode_ends_it_with_2_and_names_it(engine, sagemaker_image):
+def test_unknown_ping_mode_exits_with_2(engine, sagemaker_image):
     environ = {"SAGEMAKER_TRITON_OVERRIDE_PING_MODE": "sometimes"}
     with serving(engine, sagemaker_image, {}, 8080, **environ) as served:
         assert served.container.wait(timeout=30)["StatusCode"] == 2

@@ -167,7 +167,7 @@ def test_model_error_is_asked_of_no_other_machine(client, bucket, fleet, folder)
     assert sum("wrong.tar.gz" in each.models() for each in fleet) == 1
 
 
-def test_a_request_that_kills_a_triton_kills_one_and_not_three(client, bucket, fleet, folder):
+def test_killing_request_ends_one_triton_only(client, bucket, fleet, folder):
     kill = "os.kill(os.getppid(), signal.SIGKILL)"
     put_model(bucket, folder, "killer.tar.gz", number=0, before=kill)
     before = [each.triton() for each in fleet]
@@ -226,7 +226,7 @@ def test_a_machine_that_is_ended_loses_no_request(envoy, fleet, homes):
     assert set(statuses) == {200}, envoy.failures()[known:]
 
 
-def test_a_hot_model_is_answered_by_a_second_machine(fleet, held):
+def test_hot_model_is_answered_by_two_machines(fleet, held):
     held.put("hot.tar.gz")
     held.call("hot.tar.gz")
     calls = held.call("hot.tar.gz", 19)
@@ -236,7 +236,7 @@ def test_a_hot_model_is_answered_by_a_second_machine(fleet, held):
     assert len({each.machine for each in answers}) == 2
 
 
-def test_another_envoy_sends_each_model_to_the_same_machine(fleet, homes):
+def test_another_envoy_picks_the_same_machine(fleet, homes):
     with running_envoy(fleet) as other, closing(other.client()) as client:
         answers = {name: invoke(client, name) for name in NAMES}
     assert {name: (each.machine, each.cache) for name, each in answers.items()} == {
@@ -254,7 +254,7 @@ def test_a_name_is_asked_for_its_addresses(fleet):
         assert invoke(client, NAMES[0]).machine == only.name
 
 
-def test_a_call_that_a_client_has_signed_is_still_signed_behind_envoy(bucket, folder, client):
+def test_signature_survives_envoy(bucket, folder, client):
     assert invoke(client, NAMES[0]).status == 200  # nobody is asked who calls
     (secret := folder / "secret").write_text("secret")  # that of `client_of`
     keys = f"--endpoint-keys=AKIDEXAMPLE file:{secret} m*"

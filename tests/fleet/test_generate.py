@@ -61,7 +61,7 @@ def test_committed_file_is_for_one_shared_name():
     assert (GENERATE.parent / "envoy.yaml").read_text() == written
 
 
-def test_envoy_listens_for_this_machine_alone_unless_told_otherwise():
+def test_envoy_listens_on_loopback_by_default():
     configured = yaml.safe_load(configuration("adapter-0"))
     listening = [each["address"] for each in configured["static_resources"]["listeners"]]
     for address in (*listening, configured["admin"]["address"]):
@@ -106,5 +106,5 @@ def test_http_and_grpc_have_the_same_table():
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else None,
 )
-def test_what_envoy_could_not_use_is_refused_with_the_reason(arguments, reason):
+def test_unusable_envoy_setting_is_refused(arguments, reason):
     assert reason in refused(*arguments)

@@ -85,9 +85,7 @@ def measured(fleet, exponent, callers, factor) -> float:
 
 @pytest.mark.parametrize("factor", [*FACTORS, BETWEEN])
 @pytest.mark.parametrize("callers", CALLERS)
-def test_with_room_for_all_models_nearly_all_calls_find_theirs_in_memory(
-    roomy, figures, callers, factor
-):
+def test_nearly_all_calls_hit_with_enough_memory(roomy, figures, callers, factor):
     hits = measured(roomy, ALIKE, callers, factor)
     figures.add_ratio(Ratio(40, "all models alike", callers, factor, CALLS, hits))
     assert hits >= AT_LEAST or factor != CHOSEN
@@ -158,9 +156,7 @@ def test_a_machine_that_is_added_gets_a_quarter(envoy, roomy, figures):
 @pytest.mark.parametrize(
     ("callers", "factor"), [*product((16, 64), (150, BETWEEN, CHOSEN)), (64, 0)]
 )
-def test_a_model_with_twenty_times_the_traffic_is_answered_by_two(
-    envoy, roomy, figures, callers, factor
-):
+def test_busy_model_is_answered_by_two_machines(envoy, roomy, figures, callers, factor):
     weights = [20.0, *repeat(1.0, 99)]
     with running_envoy(roomy, f"--balance={factor}") as bounded:
         calls = ask(bounded, NAMES, some(weights, SEED, CALLS), callers)

@@ -105,7 +105,7 @@ def status_of(envoy, line: str) -> int:
 
 
 @rows("line", lines(ROUTED))
-def test_calls_about_one_model_go_to_its_machine_with_their_path(fleet, line):
+def test_calls_about_a_model_keep_machine_and_path(fleet, line):
     machine, envoy = fleet
     machine.asked.clear()
     assert status_of(envoy, line) == 200
@@ -113,7 +113,7 @@ def test_calls_about_one_model_go_to_its_machine_with_their_path(fleet, line):
 
 
 @rows("line", lines(NOT_ROUTED))
-def test_what_is_one_machines_own_is_404_and_comes_to_none(fleet, line):
+def test_machines_own_paths_are_404_at_the_fleet(fleet, line):
     machine, envoy = fleet
     machine.asked.clear()
     assert status_of(envoy, line) == 404
@@ -134,7 +134,7 @@ def test_over_grpc_the_same_holds(fleet, method):
     assert machine.asked == ([f"{SERVICE}/{method}"] if method in METHODS else [])
 
 
-def test_where_no_machine_is_well_boto3_is_told_service_unavailable(tmp_path):
+def test_boto3_gets_service_unavailable_without_machines(tmp_path):
     with stub_fleet(tmp_path, 1, lambda call: call.answer(200)) as ([machine], envoy):
         machine.is_up = False
         envoy.wait_for()

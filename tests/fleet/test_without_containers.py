@@ -82,7 +82,7 @@ def test_machine_of_the_page_outlasts_envoys_look():
 
 
 @pytest.mark.triton
-def test_the_machine_of_the_page_answers_behind_envoy_and_nobody_loads_there(envoy, settings):
+def test_pages_machine_answers_behind_envoy_without_loads(envoy, settings):
     tensor = grpc.InferInput("IN", [1], "FP32")
     tensor.set_data_from_numpy(np.array([1.5], np.float32))
 

@@ -124,7 +124,7 @@ async def test_an_error_over_rest_is_not_kept(kept, asked, said, status):
 @pytest.mark.parametrize(
     ("error", "status"), [(ArtifactNotFound("no such key"), 400), (RuntimeError("a bug"), 500)]
 )
-async def test_an_error_of_an_endpoint_has_no_frames_once_it_is_answered(error, status):
+async def test_endpoint_error_keeps_no_frames_once_answered(error, status):
     async with opened() as listener:
         listener.raised = error
         caller = await listener.connect()
@@ -134,7 +134,7 @@ async def test_an_error_of_an_endpoint_has_no_frames_once_it_is_answered(error, 
 
 @pytest.mark.parametrize("asked", [PLANNED, "/v2/models/m/infer", HANDLED])
 @pytest.mark.parametrize("end", ["half", "reset"])
-async def test_an_error_of_a_body_that_breaks_off_holds_no_frames(no_gc, asked, end):
+async def test_error_of_truncated_body_keeps_no_frames(no_gc, asked, end):
     async with opened(says(OK), limits=Limits(gone=0.01)) as listener:
         caller = await listener.connect()
         await caller.send(head(asked, "Transfer-Encoding: chunked") + b"2\r\n{}\r\n")
@@ -151,7 +151,7 @@ async def test_an_error_of_a_body_that_breaks_off_holds_no_frames(no_gc, asked, 
 @pytest.mark.parametrize(
     "piece", [b"no HTTP\r\n\r\n", b"POST / HTTP/1.1\r\n" + b"a: b\r\n" * 999 + b"\r\n"]
 )
-async def test_an_error_of_what_is_no_http_holds_no_frames(no_gc, piece):
+async def test_error_of_invalid_http_keeps_no_frames(no_gc, piece):
     async with opened() as listener:
         caller = await listener.connect()
         await caller.send(piece)
@@ -173,7 +173,7 @@ async def test_an_error_of_what_is_no_http_holds_no_frames(no_gc, piece):
     [grpc.Compression.NoCompression, grpc.Compression.Gzip],
     ids=["at once", "by the server behind the proxy"],
 )
-async def test_an_error_of_a_call_over_grpc_is_not_kept(kept, path, message, code, compression):
+async def test_grpc_error_is_not_kept(kept, path, message, code, compression):
     async with proxy_before(fails) as proxy, channel_to(proxy.address) as channel:
         with pytest.raises(grpc.aio.AioRpcError) as raised:
             await channel.unary_unary(path)(message, compression=compression)
@@ -184,7 +184,7 @@ async def test_an_error_of_a_call_over_grpc_is_not_kept(kept, path, message, cod
 @pytest.mark.parametrize(
     ("message", "code"), [(request_of("other"), "OK"), (FIELDS, "INVALID_ARGUMENT")]
 )
-async def test_a_message_of_a_stream_that_is_refused_is_not_kept(kept, monkeypatch, message, code):
+async def test_refused_stream_message_is_not_kept(kept, monkeypatch, message, code):
     """By a message of the stream, or, if it is malformed, by the end of the stream."""
     messages: list[bytes] = []
     read = streams.read_field
@@ -205,7 +205,7 @@ async def test_a_message_of_a_stream_that_is_refused_is_not_kept(kept, monkeypat
         await until(lambda: sys.getrefcount(held) == sys.getrefcount(bare))
 
 
-async def test_an_error_of_an_operators_listener_is_not_kept(kept):
+async def test_admin_error_is_not_kept(kept):
     class Pages:
         def handlers(self):
             return {"readyz": self._serve}
@@ -222,7 +222,7 @@ async def test_an_error_of_an_operators_listener_is_not_kept(kept):
         await kept.until_none()
 
 
-def test_a_bug_over_grpc_has_no_frames_once_it_is_logged():
+def test_logged_grpc_bug_keeps_no_frames():
     with pytest.raises(RuntimeError) as raised:
         raise RuntimeError("a bug")
     GrpcCalls(Metrics(), Access("grpc"), MessageLimits()).status_of("ModelInfer", raised.value)

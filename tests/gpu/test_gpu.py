@@ -75,7 +75,7 @@ def test_one_eviction_heals_cuda_out_of_memory(
     assert client.load("tried4", packages[_FIT]).status == 200
 
 
-def test_what_is_learned_refuses_the_next_with_the_figures_of_the_driver(
+def test_learned_size_refuses_with_the_drivers_figures(
     adapter: RunningAdapter, client: Client, root: Path
 ) -> None:
     package = write_cuda_model(root / "learned", big())
@@ -90,7 +90,7 @@ def test_what_is_learned_refuses_the_next_with_the_figures_of_the_driver(
     assert client.load("e", package).status == 200
 
 
-def test_a_learned_size_predicts_the_next_load_within_a_tenth(
+def test_learned_size_predicts_within_a_tenth(
     adapter: RunningAdapter, client: Client, root: Path, record_property: Any
 ) -> None:
     package = write_cuda_model(root / "twice", 2048)
@@ -107,7 +107,7 @@ def test_a_learned_size_predicts_the_next_load_within_a_tenth(
     assert learned >= 2048 * MIB
 
 
-def test_the_ledger_is_within_a_twentieth_of_the_driver(
+def test_ledger_is_within_a_twentieth_of_the_driver(
     adapter: RunningAdapter, client: Client, root: Path, record_property: Any
 ) -> None:
     for number, mebibytes in enumerate((1024, 4096, 8192)):
@@ -123,7 +123,7 @@ def test_the_ledger_is_within_a_twentieth_of_the_driver(
     assert booked["used_by_models_bytes"] == sum(held(adapter).values())
 
 
-def test_memory_is_back_when_each_of_ten_unloads_is_answered(
+def test_memory_is_back_after_each_of_ten_unloads(
     adapter: RunningAdapter, client: Client, root: Path, record_property: Any
 ) -> None:
     package, seconds = write_cuda_model(root / "again", 4096), []
@@ -151,7 +151,7 @@ def test_inference_out_of_memory_is_507_then_serves(client: Client, root: Path) 
     assert client.post("/models/eater/invoke", infer_body(16.0)).status == 200
 
 
-def test_a_load_without_room_for_its_context_is_507(
+def test_load_without_room_for_context_is_507(
     adapter: RunningAdapter, client: Client, root: Path, record_property: Any
 ) -> None:
     """With more free than a load of unknown size needs to be tried, and less than a context."""
@@ -172,7 +172,7 @@ def test_a_load_without_room_for_its_context_is_507(
     assert client.load("no_room", root / "no_room").status == 200
 
 
-def test_packages_that_are_loaded_at_once_are_measured_each(
+def test_concurrent_loads_are_each_measured(
     adapter: RunningAdapter, root: Path, record_property: Any
 ) -> None:
     asked = {f"at_once{n}": 64 * (n + 1) for n in range(4)}
@@ -190,7 +190,7 @@ def test_packages_that_are_loaded_at_once_are_measured_each(
     assert max(beside.values()) - min(beside.values()) < 32
 
 
-def test_a_killed_process_gives_its_memory_back_and_its_model_loads_again(
+def test_killed_process_returns_memory_and_reloads(
     adapter: RunningAdapter, client: Client, root: Path, record_property: Any
 ) -> None:
     """Without a wait for memory that was back long ago: the recovery counts hardly any time."""
@@ -210,7 +210,7 @@ def test_a_killed_process_gives_its_memory_back_and_its_model_loads_again(
     assert recovery_seconds(adapter) - waited < 2
 
 
-def test_growth_belongs_to_no_model_and_leaves_with_it(
+def test_growth_belongs_to_no_model(
     adapter: RunningAdapter, client: Client, root: Path, record_property: Any
 ) -> None:
     """A model is booked with what its load took; what it grows by is shown beside the models."""

@@ -32,7 +32,7 @@ def book(adapter: RunningAdapter) -> dict[str, Any]:
     return device
 
 
-def test_sizes_that_triton_reports_are_the_sizes_of_models_loaded_at_once(
+def test_tritons_reported_sizes_are_the_models(
     adapter: RunningAdapter, client: Client, root: Path, record_property: Any
 ) -> None:
     """After the first model of a backend, which tells that the backend reports."""

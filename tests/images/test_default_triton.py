@@ -14,7 +14,7 @@ NAMED = re.compile(r"nvcr\.io/nvidia/tritonserver:[\w.-]+")
 SEVERAL = {".github/workflows/triton.yaml"}
 
 
-def test_every_file_that_names_an_image_of_triton_names_the_default():
+def test_all_files_name_the_default_triton_image():
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True)
     named: dict[str, set[str]] = {}
     for name in {*listed.stdout.decode().split("\0")} - {"", *SEVERAL}:
@@ -27,7 +27,7 @@ def test_every_file_that_names_an_image_of_triton_names_the_default():
     assert {name: found for name, found in named.items() if found != {DEFAULT_IMAGE}} == {}
 
 
-def test_the_default_of_the_chart_is_that_of_all_others():
+def test_chart_has_the_default_triton_image():
     image = yaml.safe_load((ROOT / "charts/triton-adapter/values.yaml").read_text())["triton"][
         "image"
     ]

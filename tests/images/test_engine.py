@@ -15,7 +15,7 @@ FUNCTIONS = "".join(
 
 @pytest.mark.parametrize("rules", ["*filter\nCOMMIT\n", ""], ids=["rules", "no-rules"])
 @pytest.mark.parametrize("command", ["true", "false"])
-def test_of_a_command_that_fails_nothing_is_left_either(tmp_path, command, rules):
+def test_failed_command_leaves_nothing(tmp_path, command, rules):
     """With stand-ins for what changes the machine; each writes down how it was called."""
     (folder := tmp_path / "engine").mkdir()
     (folder / "rules").write_text(rules)

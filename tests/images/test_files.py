@@ -71,14 +71,14 @@ def test_what_an_image_installs_is_locked_with_hashes(name):
         assert "--hash=sha256:" in package, package
 
 
-def test_the_adapters_lock_has_what_tracing_and_stores_need():
+def test_lock_has_tracing_and_store_packages():
     locked = (ROOT / "requirements" / "adapter.txt").read_text(encoding="utf-8")
     assert "\nopentelemetry-sdk==" in locked
     assert "\nopentelemetry-exporter-otlp-proto-http==" in locked
     assert "\nobstore==" in locked
 
 
-def test_the_builder_is_sent_whatever_the_dockerfile_copies_and_nothing_else():
+def test_build_context_has_what_dockerfile_copies():
     copied = {
         path
         for line in re.findall(r"^COPY (?!--from)(.+)$", DOCKERFILE, re.MULTILINE)
@@ -102,7 +102,7 @@ def test_compose_gives_triton_the_adapters_allocator_variables(service):
     assert SERVICES[service]["environment"] == allocator_variables({})
 
 
-def test_every_port_can_be_another_and_is_on_loopback():
+def test_ports_are_configurable_and_on_loopback():
     written = [port for service in SERVICES.values() for port in service.get("ports", [])]
     assert len(written) >= 3
     assert [port for port in written if not VARIABLE.search(port)] == []
@@ -110,13 +110,13 @@ def test_every_port_can_be_another_and_is_on_loopback():
         assert re.fullmatch(r"127\.0\.0\.1:(\d+):\d+", port)
 
 
-def test_the_adapters_listeners_are_published_as_they_are_and_tritons_are_not():
+def test_only_the_adapters_listeners_are_published():
     ports = {port.split(":")[2]: port.split(":")[1] for port in published("adapter")}
     assert ports == {port: port for port in ("8080", "8081", "8085")}
     assert published("triton") == published("triton-cpu") == []
 
 
-def test_the_listeners_of_an_image_can_be_reached_from_outside_its_container():
+def test_listeners_are_reachable_from_outside_the_container():
     """By the environment, which a setting of each listener beats."""
     for target in ("adapter", "sagemaker", "machine"):
         behind = DOCKERFILE.partition(f" AS {target}\n")[2]
@@ -134,13 +134,13 @@ def test_each_profile_has_one_triton_under_one_name():
     assert only_gpu == {"ulimits", "deploy"}
 
 
-def test_the_adapter_starts_after_triton_and_so_stops_before_it():
+def test_adapter_starts_after_and_stops_before_triton():
     needs = SERVICES["adapter"]["depends_on"]
     assert needs.keys() == {"triton", "triton-cpu"}
     assert all(one == {"condition": "service_healthy", "required": False} for one in needs.values())
 
 
-def test_triton_and_the_adapter_see_the_models_at_the_same_paths():
+def test_models_have_the_same_paths_in_both_containers():
     assert SERVICES["triton"]["volumes"] == SERVICES["triton-cpu"]["volumes"]
     *theirs, cache = SERVICES["triton"]["volumes"]
     assert [*theirs, cache.removesuffix(":ro")] == SERVICES["adapter"]["volumes"]
@@ -195,7 +195,7 @@ def test_each_machine_has_own_repository_and_cache():
     ]
 
 
-def test_a_machine_that_is_stopped_takes_calls_until_envoy_has_seen_it():
+def test_stopped_machine_serves_until_envoy_has_seen():
     envoy = yaml.safe_load((ROOT / "deploy/fleet/envoy.yaml").read_text(encoding="utf-8"))
     looks = {
         int(check["interval"].removesuffix("s"))
@@ -219,9 +219,7 @@ def test_service_has_no_privilege_and_variable_limits(service):
 
 
 @pytest.mark.parametrize(("password", "creates_none"), [("", "true"), ("s3cret", "")])
-def test_grafana_has_an_administrator_only_with_a_password_of_ours(
-    tmp_path, password, creates_none
-):
+def test_grafana_admin_needs_a_password(tmp_path, password, creates_none):
     """Its command, with a stand-in for what Grafana's image starts with."""
     grafana = SERVICES["grafana"]
     assert "${GRAFANA_PASSWORD:-}" in grafana["environment"].values()
@@ -272,7 +270,7 @@ def test_what_deploy_gives_to_compose_is_there():
     assert {source for source in ours if not (ROOT / source).exists()} == set()
 
 
-def test_the_image_is_built_from_every_package_of_the_wheel():
+def test_image_is_built_from_every_package():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     packages = project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
     taken = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()

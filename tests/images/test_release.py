@@ -63,7 +63,7 @@ def test_actionlint_and_shellcheck_have_nothing_to_say(actionlint):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_the_default_triton_is_among_those_that_the_tests_run_on():
+def test_default_triton_is_one_of_the_tested():
     text = (ROOT / ".github/workflows/triton.yaml").read_text(encoding="utf-8")
     tags = yaml.safe_load(text)["jobs"]["test"]["strategy"]["matrix"]["image"]
     assert DEFAULT_IMAGE.rpartition(":")[2] in tags
@@ -88,7 +88,7 @@ def test_nothing_is_pushed_before_the_checks_have_passed():
         assert re.search(rf"^make {target}$", commands("check"), re.MULTILINE)
 
 
-def test_each_target_that_it_builds_is_in_the_dockerfile():
+def test_each_built_target_is_in_the_dockerfile():
     dockerfile = (ROOT / "Dockerfile").read_text(encoding="utf-8")
     targets = [each["target"] for each in JOBS["images"]["strategy"]["matrix"]["include"]]
     assert targets == ["adapter", "sagemaker"]

@@ -143,7 +143,7 @@ def refused(done: subprocess.CompletedProcess[str], clone: Clone) -> str:
         ("3.11.2", {"lacks": "ensurepip"}, "python3 is Python 3.11.2 without the module venv"),
     ],
 )
-def test_an_interpreter_that_cannot_work_is_refused_before_anything_is_installed(
+def test_unusable_interpreter_is_refused_before_installing(
     clone: Clone, version: str, about: dict[str, str], found: str
 ) -> None:
     clone.interpreter("python3", version, **about)
@@ -161,7 +161,7 @@ def test_without_any_interpreter_the_same_is_said(clone: Clone) -> None:
     assert "there is no python3; get one" in refused(clone.setup("run"), clone)
 
 
-def test_a_named_interpreter_is_the_only_one_that_is_tried(clone: Clone) -> None:
+def test_named_interpreter_is_the_only_one_tried(clone: Clone) -> None:
     clone.interpreter("python3.12", "3.12.1")
     named = clone.interpreter("other", "3.13.0")
 
@@ -181,7 +181,7 @@ def test_supported_older_interpreter_beats_unsupported_newer(
     assert "with Python 3.11.2" in done.stderr
 
 
-def test_run_installs_its_own_packages_once_and_then_nothing(clone: Clone) -> None:
+def test_run_installs_its_packages_once(clone: Clone) -> None:
     clone.interpreter("python3", "3.12.1")
 
     assert clone.setup("run").returncode == 0
@@ -209,7 +209,7 @@ def test_pip_shows_progress_on_a_terminal(clone: Clone) -> None:
     assert "--progress-bar=on" in install
 
 
-def test_an_environment_for_development_serves_run_as_it_is(clone: Clone) -> None:
+def test_development_environment_serves_run_too(clone: Clone) -> None:
     clone.interpreter("python3", "3.12.1")
 
     assert clone.setup("run").returncode == 0
@@ -222,7 +222,7 @@ def test_an_environment_for_development_serves_run_as_it_is(clone: Clone) -> Non
     assert clone.calls == []
 
 
-def test_a_changed_lock_is_installed_into_what_is_there(clone: Clone) -> None:
+def test_changed_lock_updates_the_environment(clone: Clone) -> None:
     clone.interpreter("python3", "3.12.1")
     clone.setup("run")
     kept = clone.folder / ".venv/kept"
@@ -237,7 +237,7 @@ def test_a_changed_lock_is_installed_into_what_is_there(clone: Clone) -> None:
     assert kept.exists()
 
 
-def test_the_interpreter_of_the_first_time_is_kept_until_another_is_named(clone: Clone) -> None:
+def test_first_interpreter_is_kept_until_another_is_named(clone: Clone) -> None:
     first = clone.interpreter("first", "3.12.1")
     clone.interpreter("python3", "3.13.5")
     second = clone.interpreter("second", "3.11.2")
@@ -252,7 +252,7 @@ def test_the_interpreter_of_the_first_time_is_kept_until_another_is_named(clone:
     assert "with Python 3.11.2" in done.stderr
 
 
-def test_an_environment_of_an_interpreter_that_cannot_work_is_not_started_from(
+def test_environment_of_unusable_interpreter_is_not_used(
     clone: Clone,
 ) -> None:
     clone.interpreter("python3", "3.12.1")
@@ -268,7 +268,7 @@ def test_an_environment_of_an_interpreter_that_cannot_work_is_not_started_from(
     assert clone.calls == []
 
 
-def test_uv_is_asked_for_an_interpreter_where_there_is_none(clone: Clone) -> None:
+def test_uv_is_asked_for_a_missing_interpreter(clone: Clone) -> None:
     clone.interpreter("python3", "3.13.5")
     managed = clone.interpreter(clone.folder.parent / "managed", "3.12.12")
     clone.uv(managed)
@@ -284,7 +284,7 @@ def test_uv_is_asked_for_an_interpreter_where_there_is_none(clone: Clone) -> Non
     ]
 
 
-def test_a_uv_that_gets_none_leads_to_the_same_sentence(clone: Clone) -> None:
+def test_uv_without_interpreter_gives_the_same_sentence(clone: Clone) -> None:
     clone.interpreter("python3", "3.13.5")
     clone.uv(clone.folder / "not-there")
 
@@ -303,14 +303,14 @@ def locked(name: str) -> dict[str, set[str]]:
     return found
 
 
-def test_what_run_needs_is_part_of_what_development_needs_and_much_less() -> None:
+def test_run_needs_a_small_part_of_development() -> None:
     run, development = locked("run.txt"), locked("dev.txt")
 
     assert {package: development.get(package) for package in run} == run
     assert len(run) < len(development) * 0.6
 
 
-def test_run_has_all_that_the_command_and_the_example_models_import() -> None:
+def test_run_has_all_imports_of_command_and_examples() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = project["optional-dependencies"]
     wanted = [*project["dependencies"], *extras["embedded"], *extras["examples"]]

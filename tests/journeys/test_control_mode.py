@@ -72,7 +72,7 @@ def wait_for_advice(adapter: RunningAdapter) -> None:
 
 
 @NOT_EXPLICIT
-def test_ready_and_load_name_the_option_before_implicit_triton(elsewhere, mode):
+def test_ready_and_load_name_the_missing_option(elsewhere, mode):
     """The package is fine: 400 would have its owner look for a fault in it."""
     elsewhere.start(mode)
     with adapter_beside(elsewhere) as adapter:

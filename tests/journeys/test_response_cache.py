@@ -100,7 +100,7 @@ def test_loaded_again_by_post_models(repository, caching_root):
         assert repository.client.delete("/models/posted").status == 200
 
 
-def test_config_of_a_request_may_ask_for_the_cache(repository, caching_root):
+def test_requests_config_may_ask_for_the_cache(repository, caching_root):
     config = {**CONFIG, "response_cache": {"enable": True}}
     for factor in (2, 3, 4):
         write_factor(caching_root / "asked", factor, PLAIN)
@@ -133,7 +133,7 @@ def test_helper_called_by_its_name_is_not_cached(repository, caching, caching_ro
     assert "response_cache is off" in warned["warnings"][0]
 
 
-def test_new_version_of_a_store_is_not_answered_for_by_the_old(repository, store):
+def test_old_version_never_answers_for_the_new(repository, store):
     target = {"X-Amzn-SageMaker-Target-Model": "renewed"}
 
     def answer() -> float:

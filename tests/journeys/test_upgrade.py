@@ -69,9 +69,7 @@ def _asking(address: str, name: str) -> Iterator[Counter[str]]:
         thread.join()
 
 
-def test_beside_an_external_triton_models_and_sizes_outlive_the_adapter(
-    previous: dict[str, str], tmp_path: Path
-):
+def test_external_tritons_models_outlive_the_adapter(previous: dict[str, str], tmp_path: Path):
     package = write_eater(tmp_path / "m", 16)
     [port] = free_ports(1)
     flags = (f"--model-roots={tmp_path}", "--memory-limit=1GiB", f"--http=127.0.0.1:{port}")
@@ -114,7 +112,7 @@ def _kept_sizes(repository: Path) -> dict[str, Any]:
     return json.loads((repository / FILE_NAME).read_text())
 
 
-def test_sizes_of_a_store_are_known_after_an_upgrade(previous: dict[str, str], tmp_path: Path):
+def test_store_sizes_survive_an_upgrade(previous: dict[str, str], tmp_path: Path):
     """The earlier cache does not say which version the store named last: it is fetched again."""
     store, names = Store(tmp_path / "store"), ("a.tar.gz", "b.tar.gz")
     for number, name in enumerate(names, start=1):

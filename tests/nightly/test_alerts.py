@@ -354,7 +354,7 @@ def test_404_and_nothing_is_loaded(pod):
         fault.await_alerts("TritonAdapterNothingLoaded")
 
 
-def test_a_model_of_load_at_start_that_does_not_load(pod, tmp_path):
+def test_failing_model_of_load_at_start(pod, tmp_path):
     write_python_model(tmp_path / "bad", imports="import nothing_of_that_name")
     pod("--load-at-start=bad").await_alerts("TritonAdapterModelsMissing")
 
@@ -443,7 +443,7 @@ def test_a_process_of_a_model_that_was_killed(pod):
     fault.await_alerts("TritonAdapterDeadModels")
 
 
-def test_loads_that_take_nearly_all_the_time_they_may(pod):
+def test_loads_near_their_time_limit(pod):
     fault = pod("--load-timeout-seconds=6")
     with ExitStack() as loops:
         for name in ("a", "b", "c", "d"):

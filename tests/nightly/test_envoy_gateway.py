@@ -207,7 +207,7 @@ def homes(client: Client) -> dict[str, str]:
     return found
 
 
-def test_each_model_has_one_machine_and_another_one_when_that_is_gone(envoy, fleet):
+def test_each_model_has_one_machine_and_another(envoy, fleet):
     with closing(envoy.client()) as client:
         before = homes(client)
         assert len(set(before.values())) > 1

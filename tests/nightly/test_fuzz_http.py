@@ -33,7 +33,7 @@ def play_seeds(
     return seen
 
 
-def test_of_a_million_heads_none_is_read_otherwise_by_h11(seed):
+def test_h11_reads_a_million_heads_alike(seed):
     sys.stdout.write(f"{dict(heads.compare(random.Random(seed), 1_000_000))}\n")
 
 

@@ -12,7 +12,7 @@ pytestmark = [pytest.mark.triton, pytest.mark.timeout(600)]
 PAGE = ROOT / "examples" / "gallery" / "README.md"
 
 
-def test_a_model_with_scikit_learn_in_its_archive_names_an_iris(tmp_path: Path) -> None:
+def test_scikit_learn_in_an_archive_names_iris(tmp_path: Path) -> None:
     [serve] = [block for block in blocks(PAGE) if block.mode == "server"]
     [build] = [block for block in blocks(PAGE) if block.reason.endswith(Path(__file__).name)]
     with place(tmp_path / "clone") as here:

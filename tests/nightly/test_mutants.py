@@ -34,7 +34,7 @@ def passes(copy: Path, tests: list[str]) -> bool:
     return ran.returncode == 0
 
 
-def test_the_tests_pass_on_the_code_as_it_is(copy: Path):
+def test_tests_pass_on_unchanged_code(copy: Path):
     assert passes(copy, sorted({test for mutant in MUTANTS for test in mutant["tests"]}))
 
 

@@ -47,7 +47,7 @@ def test_any_requests_are_answered_as_described(seconds, seed, tmp_path: Path):
         played(adapter.http, 0.2, *only(CYCLE), phases("stateful"))
 
 
-def test_while_triton_is_away_each_call_is_answered_as_described(
+def test_calls_without_triton_are_answered_as_described(
     tmp_path_factory: pytest.TempPathFactory, tmp_path: Path
 ):
     store = (f"--model-store={EXAMPLES}", f"--cache-dir={tmp_path_factory.mktemp('cache')}")

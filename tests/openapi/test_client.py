@@ -47,7 +47,7 @@ def read_command_block() -> str:
     return text
 
 
-def test_the_client_of_the_page_loads_lists_invokes_and_unloads(opened: RunningAdapter, made: Path):
+def test_pages_client_loads_invokes_and_unloads(opened: RunningAdapter, made: Path):
     code = SCRIPT.read_text(encoding="utf-8").replace("127.0.0.1:8080", opened.http)
     try:
         told = subprocess.run(

@@ -67,21 +67,21 @@ def test_it_is_a_valid_document_of_openapi():
     openapi_spec_validator.validate(DOCUMENT)
 
 
-def test_every_route_of_the_callers_listeners_is_in_it_and_nothing_else():
+def test_openapi_has_exactly_the_callers_routes():
     routes = {(route.method, without_names(route.path)) for route in ROUTES}
 
     found = {(each.method, without_names(each.path)) for each in OPERATIONS if each.tag != "admin"}
     assert found == routes
 
 
-def test_every_route_of_the_operators_listeners_is_in_it_and_nothing_else():
+def test_openapi_has_exactly_the_operators_routes():
     routes = {(route.method, route.path) for route in ADMIN_ROUTES.values()}
 
     found = {(each.method, each.path) for each in OPERATIONS if each.tag == "admin"}
     assert found | {("GET", "/"), ("GET", "/openapi.json")} == routes
 
 
-def test_the_codes_are_those_of_the_table_of_errors():
+def test_openapi_has_the_error_tables_codes():
     codes = {code for _, code in status.HTTP.values()} | {"InternalError"}
 
     assert set(DOCUMENT["components"]["schemas"]["ErrorCode"]["enum"]) == codes
@@ -110,7 +110,7 @@ def test_every_code_is_an_answer_of_some_call():
     )
 
 
-def test_every_status_of_the_endpoints_table_is_an_answer_of_its_calls():
+def test_openapi_has_the_endpoints_statuses():
     statuses = {number for number, _ in status.AWS.values()} - {404}
 
     for each in OPERATIONS:
@@ -127,7 +127,7 @@ def test_each_status_and_error_body_is_listed(operation):
 
 
 @rows("operation", OPERATIONS)
-def test_an_object_of_ours_says_that_it_has_no_other_members(operation):
+def test_closed_objects_are_closed_in_openapi(operation):
     """V2 answers are Triton's, which may grow; what is below them is not looked at."""
     for number, answer in answers(operation):
         if operation.tag in {"v2", "triton", "about"} and number == "200":
@@ -152,7 +152,7 @@ def assert_closed(schema: dict[str, Any]) -> None:
         assert_closed(found["items"])
 
 
-def test_no_value_is_of_two_types_which_generators_of_go_clients_refuse():
+def test_openapi_values_have_one_type_each():
     def walk(found: Any) -> Iterator[Any]:
         yield found
         for value in found.values() if isinstance(found, dict) else found:

@@ -52,7 +52,7 @@ def ask(adapter: RunningAdapter, name: str, **headers: str) -> Reply:
 
 
 @pytest.mark.parametrize("name", CONTROLLED)
-def test_what_wants_the_control_token_is_401_without_it(guarded: RunningAdapter, name: str):
+def test_control_routes_without_token_are_401(guarded: RunningAdapter, name: str):
     assert ask(guarded, name).status == 401
 
 
@@ -68,7 +68,7 @@ def test_nothing_else_wants_the_control_token(guarded: RunningAdapter):
 @pytest.mark.parametrize(
     "name", [name for name, each in OPERATIONS.items() if {"sigV4": []} in security(each)]
 )
-def test_a_call_of_the_endpoint_that_is_not_signed_is_403(guarded: RunningAdapter, name: str):
+def test_unsigned_endpoint_call_is_403(guarded: RunningAdapter, name: str):
     reply = ask(guarded, name)
 
     assert (reply.status, reply.headers["x-amzn-ErrorType"]) == (403, "AccessDeniedException")

@@ -127,7 +127,7 @@ FEWER = settings(MANY, max_examples=25)
 @MANY
 @given(entries=PACKAGES, hints=HINTS, staging=STAGINGS)
 @pytest.mark.slow
-def test_any_folder_is_staged_or_refused_and_goes_again(entries, hints, staging):
+def test_any_folder_is_staged_or_refused(entries, hints, staging):
     def make_url(root):
         write(root / "p", entries)
         return root / "p"
@@ -144,7 +144,7 @@ def test_any_folder_is_staged_or_refused_and_goes_again(entries, hints, staging)
     damage=st.none() | st.tuples(st.integers(0, 2000), st.integers(0, 255)),
 )
 @pytest.mark.slow
-def test_any_archive_is_staged_or_refused_and_goes_again(entries, hints, staging, is_zip, damage):
+def test_any_archive_is_staged_or_refused(entries, hints, staging, is_zip, damage):
     def make_url(root):
         write(root / "p", entries)
         raw = bytearray((zip_bytes if is_zip else tar_bytes)(root / "p"))

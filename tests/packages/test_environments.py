@@ -112,7 +112,7 @@ def test_folder_environment_is_used_until_unload(tmp_path: Path) -> None:
     assert unpacked_by_triton(module) == []
 
 
-def test_an_environment_that_is_packed_is_used_and_goes_with_triton(tmp_path: Path) -> None:
+def test_packed_environment_goes_with_triton(tmp_path: Path) -> None:
     """Triton unpacks it once for a path and a time of change, and keeps that over an unload."""
     module = f"only_{abs(hash(tmp_path)):x}"
     url = archive(tmp_path, module, packed)
@@ -145,7 +145,7 @@ def test_a_killed_triton_leaves_no_environment_behind(tmp_path: Path) -> None:
         assert Path(others).exists()
 
 
-def test_the_environment_of_a_killed_adapter_goes_with_the_next_start(tmp_path: Path) -> None:
+def test_killed_adapters_environment_goes_at_next_start(tmp_path: Path) -> None:
     module = f"only_{abs(hash(tmp_path)):x}"
     url = archive(tmp_path, module, packed)
     adapter = RunningAdapter(*EMBEDDED, f"--model-roots={url.parent}", COMPLETE)

@@ -364,7 +364,7 @@ def visitor(completing: RunningAdapter) -> Iterator[Client]:
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_inspect_knows_what_a_load_would_be_refused_for(
+def test_inspect_foresees_refusals_of_a_load(
     visitor: Client, package: Path, capsys: pytest.CaptureFixture[str], case: Case
 ) -> None:
     made = case.make(package)

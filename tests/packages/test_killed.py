@@ -113,7 +113,7 @@ for step in itertools.count(1, stride):
 )
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_a_killed_process_leaves_only_what_the_next_one_finds_and_removes(kind, stride, tmp_path):
+def test_killed_process_leaves_only_removable_files(kind, stride, tmp_path):
     root, repository = tmp_path / "models", tmp_path / "repository"
     repository.mkdir()
     make(root / "m" / "one")

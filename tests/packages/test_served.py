@@ -49,7 +49,7 @@ def check_nothing_is_left(adapter: RunningAdapter) -> None:
     assert books(adapter) == ([], 0, 0)
 
 
-def test_triton_warns_of_no_folder_of_the_adapters_own(
+def test_triton_warns_of_no_adapter_folder(
     adapter: RunningAdapter, client: Client, package: Path
 ) -> None:
     write_adding(package / "source" / "net", 1)
@@ -84,18 +84,14 @@ def test_a_single_file_is_a_model(asking: Client, package: Path) -> None:
     assert ask(asking, "m", 1) == [2]
 
 
-def test_of_several_versions_with_a_config_the_highest_answers(
-    client: Client, package: Path
-) -> None:
+def test_highest_of_several_versions_answers(client: Client, package: Path) -> None:
     for version in ("9", "10", "2"):
         write_adding(package, int(version), version)
     put(client, "m", package)
     assert ask(client, "m", 1) == [11]
 
 
-def test_a_config_is_served_from_a_sub_folder_and_under_any_name(
-    client: Client, package: Path
-) -> None:
+def test_config_is_used_from_anywhere(client: Client, package: Path) -> None:
     model = write_adding(package / "net", 5)
     config = model / "config.pbtxt"
     config.write_text(f'name: "another"\n{config.read_text()}')
@@ -156,7 +152,7 @@ def test_archived_ensemble_in_own_folder_is_served(
 # -- ensembles ----------------------------------------------------------------------------------
 
 
-def test_two_ensembles_with_the_same_names_within_serve_side_by_side(
+def test_two_ensembles_with_equal_names_serve(
     adapter: RunningAdapter, client: Client, package: Path
 ) -> None:
     for name, add in (("a", 1), ("b", 10)):
@@ -198,9 +194,7 @@ def test_an_ensemble_of_an_ensemble_goes_down_whole(
     check_nothing_is_left(adapter)
 
 
-def test_of_several_models_the_caller_says_which_is_the_entry(
-    client: Client, package: Path
-) -> None:
+def test_caller_names_the_entry_of_several_models(client: Client, package: Path) -> None:
     write_adding(package / "one", 1)
     write_adding(package / "two", 2)
     refused = load(client, "m", package)
@@ -210,7 +204,7 @@ def test_of_several_models_the_caller_says_which_is_the_entry(
     assert ask(client, "m", 1) == [3]
 
 
-def test_a_step_that_fails_to_load_leaves_nothing_of_the_ensemble(
+def test_failed_step_leaves_nothing_of_the_ensemble(
     adapter: RunningAdapter, client: Client, package: Path
 ) -> None:
     write_adding(package / "good", 1)
@@ -248,7 +242,7 @@ def test_helper_keeps_its_name_where_free(
     check_nothing_is_left(adapter)
 
 
-def test_a_helper_may_be_called_what_the_caller_calls_the_package(
+def test_helper_may_have_the_packages_name(
     adapter: RunningAdapter, client: Client, package: Path
 ) -> None:
     write_adding(package / "m", 1)
@@ -274,7 +268,7 @@ def test_step_is_found_by_python_code(
 # -- what is beside -----------------------------------------------------------------------------
 
 
-def test_a_missing_backend_is_named_with_those_that_are_there(
+def test_missing_backend_is_named_with_the_present(
     adapter: RunningAdapter, client: Client, package: Path
 ) -> None:
     (package / "net.onnx").write_text("x")
@@ -377,7 +371,7 @@ def test_failed_load_says_which_model_has_the_name(
     check_nothing_is_left(adapter)
 
 
-def test_error_has_the_whole_path_of_a_missing_file(client: Client, package: Path) -> None:
+def test_missing_files_whole_path_is_in_error(client: Client, package: Path) -> None:
     write_reading(package / "net", "../common/factor.txt")
     assert "'../common/factor.txt'" in load(client, "m", package).json()["error"]
     write_reading(package / "net", f"{package}/common/factor.txt")
@@ -387,7 +381,7 @@ def test_error_has_the_whole_path_of_a_missing_file(client: Client, package: Pat
 # -- the steps that a config names ----------------------------------------------------------------
 
 
-def test_steps_of_a_config_are_described_while_it_is_served(
+def test_configs_steps_are_described_while_served(
     adapter: RunningAdapter, client: Client, package: Path
 ) -> None:
     """perf_analyzer and model_analyzer ask for the config and the statistics of each."""

@@ -60,9 +60,7 @@ async def test_all_models_are_staged_for_packages_gpu(packages, root, repository
     assert staged.gpu == 1
 
 
-async def test_a_model_without_a_config_gets_one_that_names_its_gpu_alone(
-    packages, root, repository
-):
+async def test_model_without_config_gets_one_for_its_gpu(packages, root, repository):
     (root / "m").mkdir()
     (root / "m" / "net.onnx").write_text("x")
     prepared = await prepare(packages, "a", root / "m")
@@ -71,7 +69,7 @@ async def test_a_model_without_a_config_gets_one_that_names_its_gpu_alone(
     assert text == "instance_group { kind: KIND_GPU gpus: 2 }\n"
 
 
-async def test_two_packages_that_want_a_name_at_once_do_not_share_it(packages, root, repository):
+async def test_two_packages_do_not_share_a_name(packages, root, repository):
     package = lay(root, main="", helper="")
     placements = await asyncio.gather(
         *(place(packages, name, package, entry="main") for name in "abcdefgh")
@@ -84,15 +82,13 @@ async def test_two_packages_that_want_a_name_at_once_do_not_share_it(packages, r
 # --- archives
 
 
-async def test_an_archive_beside_other_files_is_not_the_package(packages, root, repository):
+async def test_archive_beside_files_is_not_the_package(packages, root, repository):
     pack(make(root / "m"), root / "m" / "more.zip")
     await place(packages, "a", root / "m")
     assert (repository / "a" / "more.zip").resolve() == root / "m" / "more.zip"
 
 
-async def test_an_archive_that_a_former_run_left_unpacked_is_unpacked_anew(
-    packages, root, repository
-):
+async def test_leftover_unpacked_archive_is_unpacked_anew(packages, root, repository):
     """Its remove failed, or the process ended."""
     archive = pack(make(root / "m"), root / "m.zip")
     await place(packages, "a", archive)
@@ -102,7 +98,7 @@ async def test_an_archive_that_a_former_run_left_unpacked_is_unpacked_anew(
     assert (repository / "a" / "1" / "model.py").read_text() == "new"
 
 
-async def test_an_archive_may_hold_a_name_that_the_adapter_uses(packages, root, repository):
+async def test_archive_may_hold_the_adapters_names(packages, root, repository):
     make(root / "m")
     (root / "m" / ".unpacked").mkdir()
     (root / "m" / MARKER).write_text("theirs")

@@ -14,7 +14,7 @@ parameters { key: "adapter_content_types" value { string_value: "image/*" } }
 
 
 @pytest.mark.parametrize(("config", "types"), [(IMAGES, ("image/*",)), ('backend: "python"', None)])
-async def test_a_model_that_is_taken_over_keeps_its_content_types(tmp_path, config, types):
+async def test_adopted_model_keeps_its_content_types(tmp_path, config, types):
     (root := tmp_path / "models").mkdir()
     (repository := tmp_path / "repository").mkdir()
     packages = Packages(repository, [root])

@@ -108,7 +108,7 @@ def by_mesh(adapter: RunningAdapter, root: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("load", [by_sagemaker, by_v2, by_mesh])
-def test_a_model_has_computed_zeros_before_its_load_is_answered(
+def test_model_computes_zeros_before_load_is_answered(
     warming: RunningAdapter,
     root: Path,
     written: Written,
@@ -121,7 +121,7 @@ def test_a_model_has_computed_zeros_before_its_load_is_answered(
     assert warming.wait_for("model.warmed_up", model_id=name)["seconds"] > 0
 
 
-def test_a_model_that_a_call_loads_has_computed_zeros_before_the_call(
+def test_called_model_computes_zeros_before_the_call(
     client: Client, root: Path, written: Written
 ) -> None:
     written.model(root / "store" / "called")
@@ -152,7 +152,7 @@ def test_own_warm_up_is_the_only_one(
     assert "model_warmup" in skipped["reason"]
 
 
-def test_models_of_sequences_and_decoupled_ones_are_loaded_without_a_warm_up(
+def test_sequence_and_decoupled_models_skip_warm_up(
     warming: RunningAdapter, client: Client, root: Path, written: Written
 ) -> None:
     sequence = written.model(root / "sequence", config=CONFIG + _SEQUENCE)
@@ -181,7 +181,7 @@ def test_model_failing_on_zeros_is_still_served(
     assert client.post("/models/picky/invoke", infer_body(2.0)).status == 200
 
 
-def test_inputs_of_more_than_64_mib_are_not_made_of_zeros(
+def test_inputs_over_64_mib_skip_warm_up(
     warming: RunningAdapter, client: Client, root: Path, written: Written
 ) -> None:
     for dims, taken in (("[1000000, 17]", "64.8 MiB"), ("[1000000000, 1000000000]", "TiB")):
@@ -204,9 +204,7 @@ def test_warm_up_out_of_memory_is_loads_507(
     assert not (warming.repository / "full").exists()
 
 
-def test_a_model_whose_process_dies_of_the_warm_up_is_not_loaded(
-    client: Client, root: Path, written: Written
-) -> None:
+def test_model_dying_in_warm_up_is_not_loaded(client: Client, root: Path, written: Written) -> None:
     dies = "import os\nos._exit(1)"
     refused = client.load("dies", written.model(root / "dies", answer=dies))
     assert refusal(refused)[:2] == (400, "InvalidModel")
@@ -214,7 +212,7 @@ def test_a_model_whose_process_dies_of_the_warm_up_is_not_loaded(
     assert client.get("/models/dies").status == 404
 
 
-def test_what_a_warm_up_takes_is_learned_with_the_load(
+def test_warm_up_memory_counts_in_learned_size(
     client: Client, warming: RunningAdapter, root: Path, written: Written
 ) -> None:
     keeps = "import numpy\nself.kept = numpy.ones(96 * 2**20, dtype=numpy.uint8)"
@@ -223,9 +221,7 @@ def test_what_a_warm_up_takes_is_learned_with_the_load(
     assert model["bytes"]["host"] > 96 * 2**20, model
 
 
-def test_by_default_nothing_is_sent_and_triton_runs_what_the_config_says(
-    root: Path, written: Written
-) -> None:
+def test_default_warm_up_is_the_configs(root: Path, written: Written) -> None:
     with (
         embedded_adapter(f"--model-roots={root}", COMPLETE) as adapter,
         closing(adapter.client()) as client,

@@ -360,7 +360,7 @@ def test_broken_package_is_refused_without_trace(
     assert ask(visitor, "good", 1) == [2]
 
 
-def test_an_ensemble_cannot_reach_for_the_model_of_another_package(
+def test_ensemble_cannot_use_another_packages_model(
     zoo: RunningAdapter, visitor: Client, package: Path
 ) -> None:
     """Its unload would take that one down with it."""

@@ -68,7 +68,7 @@ async def test_an_archive_is_fetched_from_below_the_prefix(bucket, open_cache):
     assert await cache.fetch("team/a.tar.gz") == (artifact, CacheUse.DISK)
 
 
-async def test_a_prefix_is_a_package_without_the_objects_that_stand_for_folders(bucket, open_cache):
+async def test_prefix_is_a_package_without_folder_objects(bucket, open_cache):
     bucket.put({f"m/{name}": content for name, content in _FILES.items()})
     for marker in ("m/", "m/1/", "m/2/"):
         bucket.put_marker(marker)
@@ -78,14 +78,14 @@ async def test_a_prefix_is_a_package_without_the_objects_that_stand_for_folders(
     assert names(Path(artifact.folder)) == ["1", "2", "config.pbtxt"]
 
 
-async def test_more_objects_than_a_page_of_a_listing_are_all_fetched(bucket, open_cache):
+async def test_listings_of_several_pages_are_fetched_whole(bucket, open_cache):
     files = {f"f/{number}": b"x" for number in range(3 * KEYS_A_PAGE + 1)}
     bucket.put(files)
     artifact, _ = await (await open_cache(f"s3://{bucket.name}")).fetch("f")
     assert len(files_of(artifact)) == len(files)
 
 
-async def test_a_prefix_that_changes_while_it_is_fetched_is_fetched_anew(bucket, open_cache):
+async def test_changing_prefix_is_fetched_anew(bucket, open_cache):
     bucket.put({"m/a": b"1", "m/b": b"1"})
     cache = await open_cache(f"s3://{bucket.name}")
 
@@ -112,7 +112,7 @@ async def test_a_key_may_be_any_text(bucket, open_cache, key):
     assert files_of(artifact) == _FILES
 
 
-async def test_an_object_whose_key_is_no_path_spoils_its_prefix_only(bucket, open_cache):
+async def test_key_that_is_no_path_spoils_its_prefix(bucket, open_cache):
     bucket.put_marker("m/../x/")
     bucket.put({"n/config.pbtxt": b"c"})
     cache = await open_cache(f"s3://{bucket.name}")
@@ -121,21 +121,21 @@ async def test_an_object_whose_key_is_no_path_spoils_its_prefix_only(bucket, ope
     await cache.fetch("n")
 
 
-async def test_a_missing_key_is_named_with_bucket_and_key(bucket, open_cache):
+async def test_missing_key_is_named_with_its_bucket(bucket, open_cache):
     with pytest.raises(ArtifactNotFound) as missing:
         await (await open_cache(f"s3://{bucket.name}/p")).fetch("a.tar.gz")
     place = f"(bucket: {bucket.name}, key: p/a.tar.gz)"
     assert str(missing.value) == f"Failed to download model data {place}: there is no such key"
 
 
-async def test_a_missing_bucket_is_the_stores_fault_not_the_keys(bucket, open_cache):
+async def test_missing_bucket_is_the_stores_fault(bucket, open_cache):
     cache = await open_cache("s3://nosuchbucket")
     with pytest.raises(StoreUnavailable, match="404 Not Found, NoSuchBucket"):
         await cache.fetch("a.tar.gz")
     assert "NoSuchBucket" in cache.cache.unreachable_reason
 
 
-async def test_a_cut_download_goes_on_by_range_and_if_match(bucket, open_cache, monkeypatch):
+async def test_cut_download_continues_by_range_and_if_match(bucket, open_cache, monkeypatch):
     content = {"model.bin": os.urandom(6 * 2**20)}
     bucket.put({"a.tar.gz": archive(content)})
     async with cutting(bucket.endpoint, 3 * 2**20, cuts=4) as (url, heads):
@@ -147,7 +147,7 @@ async def test_a_cut_download_goes_on_by_range_and_if_match(bucket, open_cache, 
     assert all(f"if-match: {artifact.etag}" in head for head in ranged)
 
 
-async def test_a_name_is_found_with_the_suffix_of_an_archive(bucket, open_cache):
+async def test_name_is_found_with_archive_suffix(bucket, open_cache):
     bucket.put({"a.zip": b"", "a.tar": b"", "b/config.pbtxt": b""})
     cache = (await open_cache(f"s3://{bucket.name}")).cache
     assert await cache.find(ArtifactKey("", "a")) == ArtifactKey("", "a.tar")
@@ -157,9 +157,7 @@ async def test_a_name_is_found_with_the_suffix_of_an_archive(bucket, open_cache)
     assert await cache.find(ArtifactKey("", "c")) is None, "remembered for some seconds"
 
 
-async def test_the_keys_of_a_profile_are_found_where_boto3_is_installed(
-    bucket, open_cache, monkeypatch, tmp_path
-):
+async def test_profile_keys_are_found_with_boto3(bucket, open_cache, monkeypatch, tmp_path):
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
     credentials = tmp_path / "credentials"

@@ -16,7 +16,7 @@ from tests.store.killed import fill, killed_user, whole
 _FILES = {"config.pbtxt": b"backend: 'python'", "1/model.py": b"pass"}
 
 
-async def test_what_an_earlier_release_counted_too_low_is_counted_again(folder, open_cache):
+async def test_earlier_releases_undercount_is_counted_again(folder, open_cache):
     (folder / "a").write_bytes(archive({f"1/{number}": b"" for number in range(100)}))
     cache = await open_cache(folder)
     await cache.fetch("a")
@@ -39,7 +39,7 @@ async def test_the_order_of_use_outlives_the_process(folder, open_cache):
     assert await again.fetch_and_release("2") is CacheUse.MISS
 
 
-async def test_two_stores_with_the_same_key_are_not_taken_for_one_another(tmp_path, open_cache):
+async def test_equal_keys_of_two_stores_stay_apart(tmp_path, open_cache):
     for name in "one", "two":
         (tmp_path / name / "a").mkdir(parents=True)
         (tmp_path / name / "a/which").write_text(name)
@@ -50,7 +50,7 @@ async def test_two_stores_with_the_same_key_are_not_taken_for_one_another(tmp_pa
     assert (files_of(artifact), use) == ({"which": b"two"}, CacheUse.MISS)
 
 
-async def test_a_file_that_python_code_wrote_beside_itself_does_no_harm(folder, open_cache):
+async def test_written_bytecode_does_no_harm(folder, open_cache):
     (folder / "a.tar.gz").write_bytes(archive(_FILES))
     cache = await open_cache(folder)
     artifact, _ = await cache.fetch("a.tar.gz")
@@ -62,7 +62,7 @@ async def test_a_file_that_python_code_wrote_beside_itself_does_no_harm(folder, 
 @pytest.mark.parametrize(
     "harm", ["file gone", "file cut", "note gone", "note cut", "note of other"]
 )
-async def test_what_is_not_whole_is_removed_at_the_start(folder, open_cache, harm):
+async def test_incomplete_files_are_removed_at_start(folder, open_cache, harm):
     (folder / "a.tar.gz").write_bytes(archive(_FILES))
     (folder / "b.tar.gz").write_bytes(archive({"b": b"b"}))
     cache = await open_cache(folder)
@@ -96,7 +96,7 @@ def spoil(package: Path, harm: str) -> None:
         note.write_text(note.read_text().replace("a.tar.gz", "c.tar.gz"))
 
 
-def test_who_starts_waits_a_moment_for_one_who_is_ending(tmp_path):
+def test_start_waits_for_an_ending_process(tmp_path):
     first = CacheFolder(tmp_path / "cache")
     first.open()
     second = CacheFolder(tmp_path / "cache", lock_seconds=60)
@@ -123,7 +123,7 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path):
         CacheFolder(tmp_path / "file/cache").open()
 
 
-def test_a_kill_at_any_moment_leaves_whole_artifacts_and_nothing_else(folder, tmp_path):
+def test_kill_leaves_only_whole_artifacts(folder, tmp_path):
     contents = fill(folder, 10, 5 * 2**20)
     moments = random.Random(1)
     taken_over = 0

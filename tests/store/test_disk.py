@@ -98,7 +98,7 @@ async def test_archive_counts_once_while_it_is_unpacked(models, open_cache):
     assert _MIB < cache.cache.used_bytes < 1.1 * _MIB
 
 
-async def test_room_for_a_large_archive_is_made_in_steps_while_it_unpacks(folder, open_cache):
+async def test_large_archive_gets_room_in_steps(folder, open_cache):
     for number in range(8):
         (folder / f"small{number}").mkdir()
         (folder / f"small{number}/model.bin").write_bytes(bytes(5 * _MIB))
@@ -112,7 +112,7 @@ async def test_room_for_a_large_archive_is_made_in_steps_while_it_unpacks(folder
     assert cache.cache.used_bytes <= 56 * _MIB
 
 
-async def test_zip_that_never_fits_is_refused_before_others_leave(folder, open_cache):
+async def test_zip_that_never_fits_evicts_nothing(folder, open_cache):
     """A zip says what its entries take before the first one is unpacked."""
     for number in range(3):
         (folder / f"small{number}").mkdir()
@@ -135,7 +135,7 @@ async def test_zip_that_never_fits_is_refused_before_others_leave(folder, open_c
     await cache.fetch(large.name)
 
 
-async def test_a_fetch_knows_how_long_it_has_waited_for_another(folder, open_cache):
+async def test_fetch_knows_how_long_it_waited(folder, open_cache):
     for name in "ab":
         (folder / name).mkdir()
         (folder / name / "model.bin").write_bytes(bytes(_MIB))
@@ -146,7 +146,7 @@ async def test_a_fetch_knows_how_long_it_has_waited_for_another(folder, open_cac
     assert waited[0] < waited[1]
 
 
-async def test_beside_what_never_leaves_nothing_is_evicted_in_vain(models, open_cache):
+async def test_nothing_is_evicted_in_vain(models, open_cache):
     class Pinned:
         can_unload = False
 
@@ -164,7 +164,7 @@ async def test_beside_what_never_leaves_nothing_is_evicted_in_vain(models, open_
     assert on_disk(cache) == {"0"}
 
 
-async def test_an_archive_that_runs_out_of_room_while_it_unpacks_leaves_nothing(folder, open_cache):
+async def test_archive_without_room_leaves_nothing(folder, open_cache):
     (folder / "small").mkdir()
     (folder / "small/model.bin").write_bytes(bytes(15 * _MIB))
     (folder / "large.tar.gz").write_bytes(archive({"model.bin": bytes(30 * _MIB)}))
@@ -230,9 +230,7 @@ async def test_full_disk_is_as_full_cache(cache_folder):
 
 @pytest.mark.parametrize(("needed", "who"), [(80, "c"), (82, "ac"), (84, "abc"), (99, "cd")])
 @pytest.mark.parametrize("reason", ["limit", "disk"])
-async def test_small_artifacts_stay_where_a_large_one_that_leaves_is_enough(
-    cache_folder, reason, needed, who
-):
+async def test_small_artifacts_stay_where_a_large_suffices(cache_folder, reason, needed, who):
     free, evicted = 2**40, []
 
     def on_evicted(note, why):
@@ -252,7 +250,7 @@ async def test_small_artifacts_stay_where_a_large_one_that_leaves_is_enough(
     assert "".join(evicted) == who
 
 
-async def test_a_lost_artifact_leaves_also_where_a_large_one_is_enough(cache_folder):
+async def test_lost_artifact_leaves_too(cache_folder):
     evicted = []
     disk = Disk(cache_folder, 104, lambda note, _: evicted.append(note.path))
     for path, size in {"a": 2, "b": 2, "c": 80, "d": 20}.items():
@@ -308,9 +306,7 @@ class FewInodes:
 
 
 @pytest.mark.parametrize("pack", [archive, zipped, None])
-async def test_files_without_content_count_and_stop_before_the_inodes_run_out(
-    folder, open_cache, pack
-):
+async def test_empty_files_count_as_inodes(folder, open_cache, pack):
     files = {f"1/{number}": b"" for number in range(400)}
     key = "m.zip" if pack is zipped else "m"
     if pack is not None:
@@ -333,7 +329,7 @@ async def test_files_without_content_count_and_stop_before_the_inodes_run_out(
     assert artifact.size_bytes == cache.cache.used_bytes > 400 * 4096
 
 
-async def test_folders_fetched_at_once_stop_before_inodes_run_out(folder, open_cache):
+async def test_folders_at_once_stop_before_inodes_run_out(folder, open_cache):
     """Each has room for its own files as it begins: both together have none."""
     for key in "ab":
         (folder / key).mkdir()
@@ -362,9 +358,7 @@ def free(monkeypatch: pytest.MonkeyPatch) -> list[Free]:
         (Free(2**40, RESERVE_INODES), "4096 inodes free, and 4096 are kept for others"),
     ],
 )
-async def test_a_disk_without_room_is_told_until_it_has_some(
-    models, open_cache, free, caplog, lack
-):
+async def test_full_disk_is_reported_until_it_has_room(models, open_cache, free, caplog, lack):
     free[:], told = [lack[0]], lack[1]
     cache = await open_cache(models, limit_bytes=None)
     await cache.cache.check()
@@ -384,7 +378,7 @@ async def test_a_disk_without_room_is_told_until_it_has_some(
     await cache.fetch("1")
 
 
-async def test_what_is_free_is_the_less_of_the_limit_and_the_disk(models, open_cache, free):
+async def test_free_is_the_lesser_of_limit_and_disk(models, open_cache, free):
     cache = await open_cache(models, limit_bytes=4 * _MIB)
     artifact, _ = await cache.fetch("0")
     size = artifact.size_bytes
@@ -423,7 +417,7 @@ async def test_foreign_files_evict_no_model_in_vain(models, open_cache, free):
     assert (on_disk(cache), idle.unloaded) == ({"0", "2"}, 0)
 
 
-async def test_archive_that_outgrows_the_disk_is_refused_next_time(folder, open_cache, free):
+async def test_archive_outgrowing_the_disk_is_refused_next(folder, open_cache, free):
     # packs 100 to 1: what the store announces has room, what comes out has not
     (folder / "large.tar.gz").write_bytes(archive({"model.bin": bytes(60 * _MIB)}))
     for key in "ab":
@@ -479,7 +473,7 @@ async def test_lying_disk_is_not_retried_at_once(models, open_cache, monkeypatch
     await cache.fetch("4")
 
 
-async def test_who_asks_for_room_waits_for_what_is_leaving(cache_folder):
+async def test_request_for_room_waits_for_departures(cache_folder):
     disk = Disk(cache_folder, 10)
     await keep(cache_folder, disk, "a", 10)
     has_begun, may_end = threading.Event(), threading.Event()

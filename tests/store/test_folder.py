@@ -32,7 +32,7 @@ async def test_an_archive_is_unpacked_into_the_cache(folder, open_cache):
     assert cache.cache.used_bytes == artifact.size_bytes
 
 
-async def test_a_folder_is_fetched_file_by_file_and_keeps_its_times(folder, open_cache):
+async def test_folder_is_fetched_with_its_times(folder, open_cache):
     for name, content in _FILES.items():
         (folder / "digits" / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / "digits" / name).write_bytes(content)
@@ -42,14 +42,14 @@ async def test_a_folder_is_fetched_file_by_file_and_keeps_its_times(folder, open
     assert modified(f"{artifact.folder}/1/model.py") == 1e9
 
 
-async def test_a_lone_file_is_a_package_under_its_own_name(folder, open_cache):
+async def test_lone_file_is_a_package(folder, open_cache):
     (folder / "net.onnx").write_bytes(b"onnx")
     artifact, _ = await (await open_cache(folder)).fetch("net.onnx")
     assert Path(artifact.folder).name == "net.onnx"
     assert files_of(artifact) == {"": b"onnx"}
 
 
-async def test_a_folder_with_one_changed_file_is_another_version(folder, open_cache):
+async def test_folder_with_changed_file_is_another_version(folder, open_cache):
     (folder / "a/1").mkdir(parents=True)
     (folder / "a/1/model.py").write_bytes(b"1")
     (folder / "a/config.pbtxt").write_bytes(b"c")
@@ -114,7 +114,7 @@ async def test_a_link_within_the_store_is_followed(folder, open_cache):
     assert files_of(artifact) == {"config.pbtxt": b"c"}
 
 
-async def test_a_store_whose_folder_is_not_mounted_is_unavailable_not_empty(tmp_path, open_cache):
+async def test_unmounted_store_is_unavailable_not_empty(tmp_path, open_cache):
     cache = await open_cache(tmp_path / "not-mounted")
     with pytest.raises(StoreUnavailable, match="the folder is not there"):
         await cache.fetch("a")
@@ -125,7 +125,7 @@ async def test_a_store_whose_folder_is_not_mounted_is_unavailable_not_empty(tmp_
     assert cache.cache.unreachable_reason is None
 
 
-async def test_only_an_archive_of_more_than_the_limit_is_refused(folder, open_cache):
+async def test_only_archives_above_limit_are_refused(folder, open_cache):
     (folder / "a.tar.gz").write_bytes(archive({"model.bin": bytes(3 * 2**20)}))
     (folder / "b").mkdir()
     (folder / "b/model.bin").write_bytes(bytes(3 * 2**20))
@@ -153,9 +153,7 @@ async def test_callers_of_one_key_fetch_it_once(folder, open_cache, caplog):
     assert events.count("artifact.fetch_begun") == events.count("artifact.fetched") == 1
 
 
-async def test_a_fetch_that_is_cancelled_leaves_nothing_and_the_next_one_succeeds(
-    folder, open_cache
-):
+async def test_cancelled_fetch_leaves_nothing(folder, open_cache):
     (folder / "a.tar.gz").write_bytes(archive({"model.bin": os.urandom(30 * 2**20)}))
     cache = await open_cache(folder)
     for pauses in (0, 1, 3, 10, 30, 100):

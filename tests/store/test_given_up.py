@@ -60,7 +60,7 @@ async def test_process_gets_no_room_once_its_fetch_ended(disk: Disk) -> None:
         assert (reservation.size_bytes, disk.used_bytes) == (0, 0)
 
 
-async def test_process_waits_for_room_no_longer_than_its_fetch(disk: Disk) -> None:
+async def test_process_waits_for_room_until_its_fetch_ends(disk: Disk) -> None:
     with disk.reservation("the first") as first, disk.reservation("the second") as second:
         await first.reserve(_LIMIT)
         room = RoomOfProcess(second)

@@ -36,9 +36,7 @@ def delete(package: str, cache_dir: Path, what: str) -> None:
 @pytest.mark.parametrize(
     "what", ["a file", "the package", "the artifact", "what is in cache_dir", "cache_dir"]
 )
-async def test_what_was_deleted_is_fetched_again_and_the_log_says_so(
-    store, open_cache, caplog, what
-):
+async def test_deleted_files_are_fetched_again_and_logged(store, open_cache, caplog, what):
     cache = await open_cache(store)
     first, _ = await cache.fetch("a.tar.gz")
     cache.cache.release(first)
@@ -90,7 +88,7 @@ async def test_incomplete_model_needs_its_store(store, open_cache):
     assert await cache.fetch_and_release("a.tar.gz") is CacheUse.MISS
 
 
-async def test_a_holder_of_lost_files_keeps_those_that_came_in_their_place(store, open_cache):
+async def test_holder_of_lost_files_keeps_their_successors(store, open_cache):
     cache = await open_cache(store)
     first, _ = await cache.fetch("a.tar.gz")
     delete(first.folder, cache.cache.root, "a file")

@@ -123,7 +123,7 @@ def path(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
-async def test_an_outage_is_unavailable_once_the_current_version_left(store, start):
+async def test_outage_is_unavailable_without_current_version(store, start):
     """The older version is loaded, so only the current one can leave the disk for another model."""
     cache = await start(int(2.5 * _MIB))
     padding = bytes(_MIB)
@@ -141,7 +141,7 @@ async def test_an_outage_is_unavailable_once_the_current_version_left(store, sta
         cache = await start(int(2.5 * _MIB))
 
 
-async def test_an_outage_is_unavailable_where_current_files_are_lost(store, start, path):
+async def test_outage_is_unavailable_without_current_files(store, start, path):
     cache = await start()
     for version in ("v1", "v2"):
         store.put(path, version)
@@ -153,7 +153,7 @@ async def test_an_outage_is_unavailable_where_current_files_are_lost(store, star
         await use(cache, path)
 
 
-async def test_an_outage_amid_a_fetch_serves_no_older_version(store, start, path, monkeypatch):
+async def test_outage_during_fetch_serves_no_older_version(store, start, path, monkeypatch):
     """The store has named the new version, and was away before its bytes came."""
     cache = await start()
     store.put(path, "v1")
@@ -172,7 +172,7 @@ async def test_an_outage_amid_a_fetch_serves_no_older_version(store, start, path
         cache = await start()
 
 
-async def test_a_replaced_version_is_not_served_before_the_renewal(store, start, path):
+async def test_replaced_version_is_not_served_before_renewal(store, start, path):
     """The store has said that it has another version; nothing of it was fetched yet."""
     cache = await start()
     store.put(path, "v1")
@@ -185,7 +185,7 @@ async def test_a_replaced_version_is_not_served_before_the_renewal(store, start,
 
 
 @pytest.mark.parametrize("asked_by", ["fetch", "find", "is_current"])
-async def test_a_deleted_model_is_not_served_in_an_outage(store, start, path, asked_by):
+async def test_deleted_model_is_not_served_in_outage(store, start, path, asked_by):
     cache = await start()
     store.put(path, "v1")
     first, _ = await hold(cache, path)
@@ -206,7 +206,7 @@ async def test_a_deleted_model_is_not_served_in_an_outage(store, start, path, as
     assert await use(cache, path) == ("v1", CacheUse.DISK)
 
 
-async def test_stores_with_the_same_key_have_versions_of_their_own(store, start, path):
+async def test_equal_keys_of_stores_have_own_versions(store, start, path):
     team = MemoryStore("team")
     cache = await start(team=team)
     for each in (store, team):
@@ -222,7 +222,7 @@ async def test_stores_with_the_same_key_have_versions_of_their_own(store, start,
     assert await use(cache, path, "team") == ("v1", CacheUse.DISK)
 
 
-async def test_a_cache_that_names_no_version_is_fetched_again(store, start, path):
+async def test_cache_without_version_is_fetched_again(store, start, path):
     """A folder of before the notes had names for it: nothing says which version is the last."""
     cache = await start()
     store.put(path, "v1")
@@ -238,7 +238,7 @@ async def test_a_cache_that_names_no_version_is_fetched_again(store, start, path
     assert await use(cache, path) == ("v1", CacheUse.MISS)
 
 
-async def test_key_on_disk_is_found_while_store_is_away(store, start, path):
+async def test_key_on_disk_is_found_without_store(store, start, path):
     """V2 asks for it by its name, also after a restart; the endpoint names the key."""
     store.put(path, "1")
     await use(await start(), path)
@@ -250,7 +250,7 @@ async def test_key_on_disk_is_found_while_store_is_away(store, start, path):
         await cache.find(key_of("other"))
 
 
-async def test_deleted_key_is_not_found_while_store_is_away(store, start):
+async def test_deleted_key_is_not_found_without_store(store, start):
     store.put("digits.tar.gz", "1")
     cache = await start()
     await use(cache, "digits.tar.gz")
@@ -263,7 +263,7 @@ async def test_deleted_key_is_not_found_while_store_is_away(store, start):
         await cache.find(key_of("digits"))
 
 
-async def test_slow_note_of_a_new_version_is_no_outage(store, start, monkeypatch):
+async def test_slow_note_of_new_version_is_no_outage(store, start, monkeypatch):
     """The store was away before, so it has a moment to answer. It did, but what was noted on disk
     took longer: the call failed, by a text with the key of another model.
     """
@@ -286,7 +286,7 @@ async def test_slow_note_of_a_new_version_is_no_outage(store, start, monkeypatch
     assert await use(cache, "a") == ("v2", CacheUse.MISS)
 
 
-async def test_silent_store_is_reported_with_the_key_asked_for(store, start, monkeypatch, caplog):
+async def test_silent_store_is_reported_with_its_key(store, start, monkeypatch, caplog):
     cache = await start()
     store.put("a", "v1")
     await use(cache, "a")

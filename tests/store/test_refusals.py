@@ -16,7 +16,7 @@ class Clock:
 @pytest.mark.parametrize(
     ("error", "seconds"), [(ArtifactNotFound("gone"), 5), (StoreDenied("no"), 1)]
 )
-def test_a_refusal_is_remembered_for_its_time_and_then_forgotten(error, seconds):
+def test_refusal_is_remembered_for_its_time(error, seconds):
     clock = Clock()
     refusals = Refusals(OF_KEYS, clock)
     refusals.remember(("a",), error)
@@ -29,13 +29,13 @@ def test_a_refusal_is_remembered_for_its_time_and_then_forgotten(error, seconds)
     assert not len(refusals)
 
 
-def test_what_may_be_otherwise_in_a_moment_is_never_remembered():
+def test_momentary_failure_is_never_remembered():
     refusals = Refusals(OF_KEYS)
     refusals.remember(("a",), StoreUnavailable("timed out"))
     assert not refusals.knows(("a",))
 
 
-def test_only_so_many_are_remembered_and_the_oldest_go():
+def test_oldest_refusals_are_forgotten_first():
     refusals = Refusals(OF_KEYS)
     for number in range(MAX_REMEMBERED + 10):
         refusals.remember((str(number),), ArtifactNotFound("gone"))

@@ -89,9 +89,7 @@ async def test_fetch_that_waited_long_for_room_is_refused(tmp_path):
     concurrency=st.integers(2, 8),
     seed=st.integers(0, 2**32),
 )
-async def test_no_set_of_fetches_that_fit_one_by_one_is_refused(
-    folder, open_cache, sizes, concurrency, seed
-):
+async def test_fetches_that_fit_singly_all_succeed(folder, open_cache, sizes, concurrency, seed):
     random, mark = Random(seed), next(_numbers)
     keys = [f"{mark}-{number}" for number in range(len(sizes))]
     for key, (kibs, packed) in zip(keys, sizes, strict=True):
@@ -116,9 +114,7 @@ async def test_no_set_of_fetches_that_fit_one_by_one_is_refused(
 
 
 @pytest.mark.parametrize("packed", [True, False])
-async def test_of_fetches_whose_artifacts_stay_in_use_as_many_succeed_as_fit(
-    folder, open_cache, packed
-):
+async def test_as_many_fetches_succeed_as_fit(folder, open_cache, packed):
     for number in range(6):
         put(folder, str(number), 280 * _KIB, packed=packed)
     cache = await open_cache(folder, limit_bytes=_LIMIT, concurrency=6, room_seconds=3600)
@@ -156,7 +152,7 @@ def open_disk(folder: Path, room_seconds: float = 3600) -> Disk:
     return Disk(cache_folder, _LIMIT, room_seconds=room_seconds)
 
 
-async def test_room_that_came_free_while_models_were_asked_is_taken(tmp_path):
+async def test_room_freed_while_asking_is_taken(tmp_path):
     """The models unload nothing; meanwhile another caller has released an artifact."""
     disk = open_disk(tmp_path)
     with disk.reservation("the first") as first:
@@ -203,7 +199,7 @@ async def test_released_model_makes_room_for_waiting_fetch(waiting):
     assert not len(disk)
 
 
-async def test_what_stays_in_use_once_it_is_handed_over_refuses_who_waits(waiting):
+async def test_artifacts_in_use_refuse_waiting_fetches(waiting):
     disk, hand_over, reserved = waiting
     hand_over()
     with pytest.raises(NoRoom):

@@ -29,7 +29,7 @@ def test_a_folder_needs_no_obstore(without_obstore, tmp_path):
     assert isinstance(open_store("model_store", parse_location(str(tmp_path)), 1), FolderStore)
 
 
-def test_a_setting_that_obstore_refuses_is_named_without_its_value(monkeypatch):
+def test_setting_refused_by_obstore_is_named_without_value(monkeypatch):
     monkeypatch.delenv("AZURE_STORAGE_ACCOUNT_NAME", raising=False)
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", "no base64: secret")
     with pytest.raises(InvalidSettings, match="az://box cannot be used") as refused:

@@ -69,9 +69,7 @@ async def test_undeleted_files_count_until_they_are_deleted(
     assert await cache.fetch_and_release("c.tar.gz") is CacheUse.MISS
 
 
-async def test_cache_opens_beside_more_undeleted_files_than_its_limit(
-    store, open_cache, block_deletion
-):
+async def test_cache_opens_beside_undeletable_files(store, open_cache, block_deletion):
     cache = await open_cache(store, limit_bytes=_LIMIT, room_seconds=0.1)
     for name in ("a.tar.gz", "b.tar.gz"):
         await cache.fetch_and_release(name)

@@ -50,7 +50,7 @@ async def opened(tmp_path: Path):
         ("s3://models/team", "bucket: models, key: team"),
     ],
 )
-def test_what_is_said_of_a_whole_store_names_no_empty_key(url, place):
+def test_error_of_whole_store_names_no_key(url, place):
     assert parse_location(url).place("") == place
 
 

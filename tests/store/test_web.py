@@ -90,7 +90,7 @@ async def test_a_changed_etag_in_mid_download_starts_over(website, cache):
     assert (files_of(artifact), artifact.etag) == (other, '"2"')
 
 
-async def test_an_object_that_changes_all_the_time_is_given_up(website, cache):
+async def test_ever_changing_object_is_given_up(website, cache):
     async def change_and_cut(answer):
         response = await cut_after(3 * 2**20)(answer)
         website.pages["/models/a.tar.gz"] = Page(_ARCHIVE, f'"{len(website.asked)}"')
@@ -112,7 +112,7 @@ async def test_without_an_etag_a_cut_download_begins_anew(website, cache):
     assert progress.done_bytes == len(_ARCHIVE)
 
 
-async def test_a_server_that_takes_no_ranges_and_cuts_again_is_an_error(website, hasty):
+async def test_server_without_ranges_that_cuts_is_error(website, hasty):
     async def cut_the_whole(answer):
         answer.offset = 0
         return await cut_after(3 * 2**20)(answer)
@@ -123,7 +123,7 @@ async def test_a_server_that_takes_no_ranges_and_cuts_again_is_an_error(website,
     assert hasty.cache.used_bytes == 0
 
 
-async def test_another_length_than_the_head_said_is_not_taken(website, cache):
+async def test_unexpected_length_is_not_taken(website, cache):
     page = website.pages["/models/a.tar.gz"]
 
     async def shorter(answer):
@@ -135,7 +135,7 @@ async def test_another_length_than_the_head_said_is_not_taken(website, cache):
         await cache.fetch("a.tar.gz")
 
 
-async def test_a_store_that_falls_silent_is_given_up_after_the_timeout(website, hasty):
+async def test_silent_store_is_given_up_in_time(website, hasty):
     website.script = [silence] * 30
     with pytest.raises(StoreUnavailable, match="did not answer in time"):
         await hasty.fetch("a.tar.gz")
@@ -147,7 +147,7 @@ async def test_a_busy_store_is_asked_again(website, cache):
     assert files_of(artifact) == _MODEL
 
 
-async def test_an_answer_of_the_store_is_not_repeated_but_for_its_status(website, hasty):
+async def test_stores_answer_is_quoted_by_status_alone(website, hasty):
     website.script = [status(500, "secret: token")] * 30
     with pytest.raises(StoreUnavailable, match="500 Internal Server Error") as failed:
         await hasty.fetch("a.tar.gz")
@@ -157,7 +157,7 @@ async def test_an_answer_of_the_store_is_not_repeated_but_for_its_status(website
 
 
 @pytest.mark.parametrize("code", [401, 403])
-async def test_a_refusal_of_the_store_is_an_error_of_its_own(website, cache, code):
+async def test_refusal_by_the_store_is_an_error(website, cache, code):
     website.script = [status(code)]
     with pytest.raises(StoreDenied, match=str(code)):
         await cache.fetch("a.tar.gz")
@@ -186,7 +186,7 @@ async def test_only_so_many_artifacts_are_fetched_at_once(website, open_cache):
     assert most == 2
 
 
-async def test_what_can_never_fit_is_refused_before_a_byte_comes(website, open_cache):
+async def test_unfittable_artifact_is_refused_before_a_byte(website, open_cache):
     website.pages["/a.tar.gz"] = Page(_ARCHIVE)
     cache = await open_cache(website.url, limit_bytes=2**20)
     with pytest.raises(NoRoom, match=r"cache_limit is 1\.0 MiB"):

@@ -36,7 +36,7 @@ def stub_with(path: object) -> Iterator[int]:
             process.kill()
 
 
-def test_the_folder_is_the_one_that_a_stub_was_started_in(place):
+def test_stubs_folder_is_where_it_started(place):
     with stub_with(f"{place}/0/lib:/usr/lib") as pid:
         assert find_environment(pid, 0) == place
         assert find_environment(pid, time.time() + 60) is None, "it is older than this Triton"

@@ -67,7 +67,7 @@ def test_what_concerns_one_hop_is_not_passed_on():
         (60.0, 0.1, r"no answer from Triton within 0\.1 s"),
     ],
 )
-async def test_the_shorter_time_limit_counts_and_triton_learns_of_none(caller, ours, expected):
+async def test_shorter_time_limit_counts(caller, ours, expected):
     left: list[float | None] = []
     begun, gate = asyncio.Event(), asyncio.Event()
 
@@ -86,7 +86,7 @@ async def test_the_shorter_time_limit_counts_and_triton_learns_of_none(caller, o
 
 
 @pytest.mark.parametrize("ending", ["left", "late"])
-async def test_a_call_without_its_caller_lasts_until_triton_has_answered(ending):
+async def test_call_without_caller_lasts_until_tritons_answer(ending):
     begun, gate, ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
     outcome = []
 
@@ -118,7 +118,7 @@ async def test_a_call_without_its_caller_lasts_until_triton_has_answered(ending)
     assert outcome == ["answered"]
 
 
-async def test_a_caller_who_leaves_as_its_failure_comes_leaves_nothing_behind():
+async def test_caller_leaving_at_failure_leaves_nothing():
     gc.freeze()  # what is there already is not looked at
     complaints: list[Any] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, told: complaints.append(told))
@@ -138,7 +138,7 @@ async def test_a_caller_who_leaves_as_its_failure_comes_leaves_nothing_behind():
     assert complaints == []
 
 
-async def test_a_triton_that_goes_ends_what_nobody_waits_for():
+async def test_departing_triton_ends_abandoned_requests():
     begun = asyncio.Event()
 
     async def act(_: bytes, context: Any) -> bytes:
@@ -167,7 +167,7 @@ async def test_a_triton_that_goes_ends_what_nobody_waits_for():
         ("INTERNAL", "ta.u.team_2fa: boom " + "x" * 300_000, InferenceFailed),
     ],
 )
-async def test_failures_are_ours_and_name_the_model_as_the_caller_does(code, text, expected):
+async def test_failures_name_the_model_as_callers_do(code, text, expected):
     async with dataplane_to(failing(grpc.StatusCode[code], text)) as dataplane:
         with pytest.raises(expected) as raised:
             await dataplane.call(call_with(), b"", lease())
@@ -185,7 +185,7 @@ async def test_answer_over_limit_is_failure_not_memory():
             await dataplane.call(call_with(), bytes(100_000), lease())
 
 
-async def test_metadata_that_triton_does_not_take_are_the_callers_fault():
+async def test_metadata_refused_by_triton_are_callers_fault():
     async def act(_: bytes, __: Any) -> bytes:
         return b""
 
@@ -296,7 +296,7 @@ async def test_requests_of_a_sequence_go_one_by_one():
         assert len([message async for message in stream.messages()]) == 2
 
 
-async def test_a_write_waits_while_too_many_inferences_of_a_stream_are_unanswered():
+async def test_write_waits_for_unanswered_inferences():
     triton = Gates()
     async with (
         dataplane_to(triton.act) as dataplane,
@@ -332,7 +332,7 @@ async def test_failed_inference_does_not_end_its_stream(code, name):
     assert {each.infer_response.model_name for each in told} == {name}
 
 
-async def test_a_full_stream_that_loses_triton_leaves_no_task_behind():
+async def test_full_stream_losing_triton_leaves_no_task():
     lost = asyncio.Event()
 
     async def act(_: bytes, context: Any) -> bytes:
@@ -366,7 +366,7 @@ async def test_left_streams_inferences_go_on_until_answered():
         await until(lambda: held.state == LeaseState.ENDED)
 
 
-async def test_a_stream_asks_triton_whether_its_model_is_decoupled():
+async def test_stream_asks_whether_its_model_is_decoupled():
     held = lease()
     async with dataplane_to(relay_twice) as dataplane, dataplane.stream(STREAM, held) as stream:
         await stream.done_writing()
@@ -391,7 +391,7 @@ async def test_stream_breaking_while_written_lost_triton():
             await asyncio.gather(*(once(dataplane) for _ in range(20)))
 
 
-async def test_a_stream_that_is_left_goes_on_until_triton_has_ended_it():
+async def test_abandoned_stream_goes_on_until_tritons_end():
     gate, seen = asyncio.Event(), []
 
     async def act(requests: AsyncIterator[bytes], context: Any) -> None:
@@ -423,7 +423,7 @@ async def test_a_stream_that_is_left_goes_on_until_triton_has_ended_it():
     assert seen == [b"ab", "ended"]
 
 
-async def test_of_a_callers_deadline_a_stream_to_triton_knows_nothing():
+async def test_stream_hides_callers_deadline_from_triton():
     async def act(_: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
         left = context.time_remaining()
         yield b"none" if left is None else str(round(left)).encode()
@@ -448,7 +448,7 @@ def many(count: int, size: int, sent: list[int]) -> Any:
     return act
 
 
-async def test_answers_of_a_stream_are_read_while_its_caller_takes_none():
+async def test_streams_answers_are_read_without_a_reader():
     sent: list[int] = []
     async with (
         dataplane_to(many(64, 2**18, sent)) as dataplane,

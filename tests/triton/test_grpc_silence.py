@@ -83,7 +83,7 @@ async def served() -> AsyncIterator[Upstream]:
         await server.stop(None)
 
 
-async def test_an_inference_ends_also_after_its_caller_has_left(upstream):
+async def test_inference_ends_after_its_caller_left(upstream):
     fakes = await ControlOnFakes().open()
     await fakes.load("m")
     lease = fakes.control.lease("m")

@@ -52,7 +52,7 @@ async def test_unreadable_request_line_breaks_no_connection():
     assert len(upstream.talks) == 1
 
 
-async def test_bytes_of_a_header_that_are_no_utf8_pass_as_they_are():
+async def test_header_bytes_other_than_utf8_pass_unchanged():
     value = b"\xe4".decode("utf-8", "surrogateescape")
     async with served() as (plane, upstream):
         await ask(plane, post(headers={"X-A": value}))
@@ -60,7 +60,7 @@ async def test_bytes_of_a_header_that_are_no_utf8_pass_as_they_are():
 
 
 @pytest.mark.parametrize("raw", [OK, b"no answer"], ids=["answered", "broken off"])
-async def test_a_body_is_not_kept_until_the_garbage_is_collected(raw):
+async def test_body_is_not_kept_for_garbage_collection(raw):
     freed = []
 
     class Body(bytes):
@@ -79,7 +79,7 @@ async def test_a_body_is_not_kept_until_the_garbage_is_collected(raw):
         gc.enable()
 
 
-async def test_an_empty_piece_does_not_end_a_chunked_body():
+async def test_empty_piece_does_not_end_chunked_body():
     async with served() as (plane, upstream):
         await ask(plane, post(pieces_of(b"", b"ab", b"", b"c" * MIB, b"")))
         assert connections(plane) == "<Pool: 1 connections, 1 idle>"
@@ -87,7 +87,7 @@ async def test_an_empty_piece_does_not_end_a_chunked_body():
 
 
 @pytest.mark.parametrize("pieces", [(b"abc", b"d"), (b"abcd", b"ef")], ids=["short", "long"])
-async def test_a_body_of_another_length_than_declared_never_becomes_a_request(pieces):
+async def test_body_of_other_length_never_is_a_request(pieces):
     async with served() as (plane, upstream):
         with pytest.raises(InvalidRequest, match="5 bytes"):
             await ask(plane, post(pieces_of(*pieces), headers={"Content-Length": "5"}))
@@ -97,7 +97,7 @@ async def test_a_body_of_another_length_than_declared_never_becomes_a_request(pi
 
 
 @pytest.mark.parametrize("status", [200, 500])
-async def test_an_answer_before_the_end_of_the_body_is_the_answer(status):
+async def test_early_answer_is_the_answer(status):
     never = asyncio.Event()
     is_left = False
 
@@ -121,7 +121,7 @@ async def test_an_answer_before_the_end_of_the_body_is_the_answer(status):
     assert is_left
 
 
-async def test_nothing_more_of_a_body_is_taken_once_the_answer_is_there():
+async def test_answered_body_is_taken_no_further():
     given, go_on = 0, asyncio.Event()
 
     async def body():
@@ -162,7 +162,7 @@ async def test_some_statuses_have_no_body(status):
 
 
 @pytest.mark.parametrize("version", [b"1.0", b"1.1"])
-async def test_an_answer_without_a_length_lasts_until_the_connection_closes(version):
+async def test_answer_without_length_lasts_until_close(version):
     raw = b"HTTP/%s 200 OK\r\n\r\n" % version
     async with served(says(raw, b"abc", b"def", closes=True)) as (plane, _):
         assert await ask(plane) == b"abcdef"
@@ -189,7 +189,7 @@ async def test_an_answer_without_a_length_lasts_until_the_connection_closes(vers
         b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\nX: " + b"x" * MIB,
     ],
 )
-async def test_what_is_no_answer_ends_the_call_and_the_connection(raw):
+async def test_invalid_answer_ends_call_and_connection(raw):
     async with served(says(raw)) as (plane, upstream):
         with pytest.raises(BackendUnavailable) as caught:
             await ask(plane)

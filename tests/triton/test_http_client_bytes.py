@@ -158,7 +158,7 @@ def answers(draw):
 
 @settings(deadline=None)
 @given(answers(), st.lists(st.integers(0, 1000)))
-def test_an_answer_is_the_same_however_it_is_cut(answer, cuts):
+def test_answer_is_the_same_in_any_cut(answer, cuts):
     raw, body, is_kept = answer
 
     async def play(connection, _, taken):
@@ -175,7 +175,7 @@ def test_an_answer_is_the_same_however_it_is_cut(answer, cuts):
 
 @settings(deadline=None)
 @given(answers(), st.integers(1, 1000), st.lists(st.integers(0, 1000)))
-def test_an_answer_cut_short_is_never_taken_for_a_whole_one(answer, missing, cuts):
+def test_truncated_answer_is_never_whole(answer, missing, cuts):
     raw, _, is_kept = answer
     if not is_kept:
         return
@@ -253,7 +253,7 @@ def test_repeated_answers_are_told_to_each_call(several, cuts):
 ONE_BYTE = b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\na"
 
 
-def test_the_bytes_of_the_last_answer_are_no_answer_within_another_head():
+def test_last_answers_bytes_are_no_answer_elsewhere():
     async def play(connection, wire, first):
         connection.data_received(ONE_BYTE)
         again = begun(connection)
@@ -267,7 +267,7 @@ def test_the_bytes_of_the_last_answer_are_no_answer_within_another_head():
     played(play)
 
 
-def test_the_bytes_of_the_last_answer_to_no_request_end_the_connection():
+def test_last_answers_bytes_unasked_end_the_connection():
     async def play(connection, wire, first):
         connection.data_received(ONE_BYTE)
         again = begun(connection)
@@ -281,7 +281,7 @@ def test_the_bytes_of_the_last_answer_to_no_request_end_the_connection():
 
 @settings(deadline=None)
 @given(answers(), st.binary(max_size=100), st.binary(max_size=100))
-def test_an_answer_that_came_before_is_nothing_but_bytes_within_a_body(inner, before, behind):
+def test_earlier_answer_is_bytes_within_a_body(inner, before, behind):
     raw, _, is_kept = inner
     if not is_kept:
         return
@@ -309,7 +309,7 @@ def test_any_byte_between_two_calls_ends_the_connection(stray):
     played(play)
 
 
-def test_an_answer_that_nobody_waits_for_and_nothing_holds_ends_the_connection():
+def test_unawaited_unheld_answer_ends_the_connection():
     async def play(connection, wire, taken):
         connection.leave(taken, None)
         assert wire.is_aborted
@@ -330,7 +330,7 @@ def test_who_leaves_late_leaves_the_next_call_alone():
     played(play)
 
 
-def test_the_time_limit_of_a_call_ends_with_it():
+def test_time_limit_ends_with_its_call():
     async def play(connection, wire, taken):
         connection.data_received(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
         assert taken.body == b""
@@ -345,7 +345,7 @@ def test_the_time_limit_of_a_call_ends_with_it():
 # -- states ----------------------------------------------------------------------------------------
 
 
-def test_an_answer_before_the_end_of_the_request_ends_the_connection():
+def test_answer_before_the_requests_end_closes():
     async def play(connection, wire, first):
         connection.data_received(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
         early = Taken()

@@ -29,7 +29,7 @@ CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 # -- lost ---------------------------------------------------------------------------------------
 
 
-async def test_an_answer_until_the_end_that_is_reset_is_not_whole():
+async def test_reset_unbounded_answer_is_not_whole():
     async def script(talk):
         await talk.say(b"HTTP/1.1 200 OK\r\n\r\nabc")
         await go_on.wait()
@@ -49,7 +49,7 @@ async def test_an_answer_until_the_end_that_is_reset_is_not_whole():
 
 @rows("first", [b"", CHUNKED, CHUNKED + b"2\r\nab\r\n"])
 @rows("is_stream", [False, True])
-async def test_an_answer_that_does_not_come_in_time_is_a_timeout(first, is_stream):
+async def test_late_answer_is_a_timeout(first, is_stream):
     async def script(talk):
         await talk.say(first)
         await talk.end()
@@ -61,7 +61,7 @@ async def test_an_answer_that_does_not_come_in_time_is_a_timeout(first, is_strea
         await upstream.talks[0].ended.wait()
 
 
-async def test_a_triton_that_does_not_take_the_body_is_a_timeout():
+async def test_untaken_body_is_a_timeout():
     released = asyncio.Event()
 
     async def script(talk):
@@ -78,7 +78,7 @@ async def test_a_triton_that_does_not_take_the_body_is_a_timeout():
 
 @pytest.mark.parametrize("is_stream", [False, True])
 @pytest.mark.slow
-async def test_a_stream_may_last_for_ever_and_another_call_may_not(is_stream):
+async def test_only_streams_may_last_for_ever(is_stream):
     async def script(talk):
         await talk.say(CHUNKED)
         for _ in range(10):
@@ -121,7 +121,7 @@ async def test_a_cancelled_call_closes_its_connection(body):
         assert len(asyncio.all_tasks()) <= 2  # this one, and Triton's
 
 
-async def test_an_answer_that_is_not_read_to_its_end_closes_the_connection():
+async def test_half_read_answer_closes_the_connection():
     async with served(says(CHUNKED + b"2\r\nab\r\n")) as (plane, upstream):
         async with plane.forward(post(), None) as answer:
             assert answer.status == 200
@@ -129,7 +129,7 @@ async def test_an_answer_that_is_not_read_to_its_end_closes_the_connection():
     assert len(upstream.requests) == 1
 
 
-async def test_whatever_happens_to_calls_the_pool_has_what_is_left():
+async def test_pool_keeps_count_whatever_happens():
     chance = random.Random(7)
 
     async def script(talk):

@@ -54,9 +54,7 @@ async def left(asking):
 
 @pytest.mark.parametrize("said", [b"", CHUNKED, CHUNKED + b"1\r\n{\r\n"])
 @pytest.mark.parametrize("is_stream", [False, True])
-async def test_a_call_whose_caller_has_left_lasts_until_its_answer_was_read(
-    failures, said, is_stream
-):
+async def test_abandoned_call_lasts_until_its_answer(failures, said, is_stream):
     begun, gate = asyncio.Event(), asyncio.Event()
     rest = (CHUNKED + b"1\r\n{\r\n1\r\n}\r\n0\r\n\r\n")[len(said) :]
 
@@ -108,7 +106,7 @@ async def test_oldest_abandoned_call_gives_its_connection_to_another(failures):
 
 @pytest.mark.parametrize("said", [b"", CHUNKED])
 @pytest.mark.parametrize("is_stream", [False, True])
-async def test_a_call_that_was_given_up_as_late_lasts_as_well(failures, said, is_stream):
+async def test_late_call_lasts_until_its_answer(failures, said, is_stream):
     gate = asyncio.Event()
 
     async def script(talk):
@@ -173,7 +171,7 @@ async def test_what_triton_says_late_is_heard(failures):
     assert [type(error) for error in failures.seen] == [StubDied]
 
 
-async def test_at_the_end_of_the_process_nothing_is_waited_for(failures):
+async def test_process_end_waits_for_nothing(failures):
     async def script(talk):
         await talk.end()
 
@@ -186,7 +184,7 @@ async def test_at_the_end_of_the_process_nothing_is_waited_for(failures):
         assert lease.state == LeaseState.ENDED
 
 
-async def test_a_request_that_triton_has_not_got_wholly_ends_with_its_caller(failures):
+async def test_incomplete_request_ends_with_its_caller(failures):
     begun = asyncio.Event()
 
     async def body():
@@ -204,7 +202,7 @@ async def test_a_request_that_triton_has_not_got_wholly_ends_with_its_caller(fai
         await upstream.talks[0].ended.wait()
 
 
-async def test_a_body_that_triton_does_not_read_ends_with_its_caller(failures):
+async def test_unread_body_ends_with_its_caller(failures):
     """It is written to its end on this side, and most of it is still here."""
     read = asyncio.Event()
 
@@ -222,7 +220,7 @@ async def test_a_body_that_triton_does_not_read_ends_with_its_caller(failures):
         await upstream.talks[0].ended.wait()
 
 
-async def test_an_answer_that_was_there_when_the_caller_left_ends_the_call(failures):
+async def test_answer_there_at_departure_ends_the_call(failures):
     async with served() as (plane, _):
         lease = failures.lease()
         with lease:

@@ -25,7 +25,7 @@ async def test_one_connection_serves_one_call_after_the_other():
     assert (len(upstream.talks), len(upstream.requests)) == (1, 3)
 
 
-async def test_calls_at_once_have_a_connection_each_and_all_are_kept():
+async def test_concurrent_calls_have_and_keep_own_connections():
     async with served() as (plane, upstream):
         assert await asyncio.gather(*(ask(plane) for _ in range(8))) == [b"{}"] * 8
         assert connections(plane) == "<Pool: 8 connections, 8 idle>"
@@ -59,14 +59,14 @@ async def test_ended_or_confused_connection_is_not_reused(raw):
     assert len(upstream.talks) == 2
 
 
-async def test_a_connection_that_triton_closed_meanwhile_is_let_go():
+async def test_connection_closed_by_triton_is_released():
     async with served() as (plane, upstream):
         await ask(plane)
         upstream.talks[0].writer.close()
         await until(lambda: connections(plane) == "<Pool: 0 connections, 0 idle>")
 
 
-async def test_a_connection_closed_just_now_is_seen_before_anything_is_written():
+async def test_fresh_close_is_seen_before_writing():
     """The event loop has had no chance to notice: the request must go another way at once."""
     async with served() as (plane, upstream):
         await ask(plane)

@@ -60,7 +60,7 @@ values = st.recursive(
 
 
 @given(values, st.integers(0, 6), st.lists(st.integers(0, 200)))
-def test_it_is_refused_where_it_is_deeper_and_nowhere_else(value, most, cuts):
+def test_too_deep_json_is_refused_exactly(value, most, cuts):
     before, json_limits.MOST_LEVELS = json_limits.MOST_LEVELS, most
     try:
         pieces = cut(json.dumps(value).encode(), cuts)
@@ -82,7 +82,7 @@ def test_it_is_refused_where_it_is_deeper_and_nowhere_else(value, most, cuts):
     ],
 )
 @rows("size", [1, 7, 10**6])
-def test_what_is_too_deep_is_refused_however_it_hides(text, size):
+def test_hidden_deep_json_is_refused(text, size):
     assert is_refused([text[at : at + size] for at in range(0, len(text), size)])
 
 
@@ -113,7 +113,7 @@ def members_of(value: object) -> int:
 
 
 @given(st.dictionaries(texts, values), st.integers(0, 400), st.lists(st.integers(0, 200)))
-def test_members_are_counted_of_the_request_and_of_objects_in_it_alone(value, most, cuts):
+def test_members_of_request_and_its_objects_count(value, most, cuts):
     before, json_limits.MOST_MEMBERS = json_limits.MOST_MEMBERS, most
     try:
         pieces = cut(json.dumps(value).encode(), cuts)
@@ -124,12 +124,12 @@ def test_members_are_counted_of_the_request_and_of_objects_in_it_alone(value, mo
 
 @rows("text", TOO_MANY_PARAMETERS)
 @rows("size", [1, 7, 10**6])
-def test_too_many_parameters_are_refused_however_they_are_cut(text, size):
+def test_too_many_parameters_are_refused_in_pieces(text, size):
     assert is_refused([text[at : at + size] for at in range(0, len(text), size)])
 
 
 @rows("text", TOO_MANY_PARAMETERS)
-async def test_too_many_parameters_are_refused_in_a_body_and_in_a_stream(text):
+async def test_too_many_parameters_are_refused_everywhere(text):
     with pytest.raises(InvalidRequest, match="parameters"):
         check_whole(MIB, text, None)
     with pytest.raises(InvalidRequest, match="parameters"):
@@ -149,7 +149,7 @@ async def test_too_many_parameters_are_refused_in_a_body_and_in_a_stream(text):
     ],
 )
 @rows("size", [7, 10**6])
-def test_many_inputs_parameters_of_an_input_and_strings_are_accepted(text, size):
+def test_many_inputs_parameters_and_strings_are_accepted(text, size):
     assert not is_refused([text[at : at + size] for at in range(0, len(text), size)])
     check_whole(MIB, text, None)
 
@@ -160,7 +160,7 @@ def test_tensors_behind_the_json_are_not_looked_at():
         check_whole(MIB, b"{}" + DEEP, None)
 
 
-def test_who_says_twice_or_wrongly_how_long_the_json_is_hides_nothing():
+def test_contradictory_json_length_hides_nothing():
     path, headers = INFER, {"inference-header-Content-Length": "2"}
     assert json_bytes(path, headers) == 2
     assert json_bytes(path, headers | {"Inference-Header-Content-Length": "5000"}) == 5000
@@ -228,7 +228,7 @@ async def with_turns(work: Coroutine[None, None, None], least: int) -> None:
     assert turns >= least
 
 
-async def test_others_have_their_turn_while_a_body_is_unpacked():
+async def test_unpacking_a_body_lets_others_run():
     packed = gzip.compress(bytes(8 * MIB))
     await with_turns(check_packed(packed, {"Content-Encoding": "gzip"}, 8 * MIB), 20)
 
@@ -248,7 +248,7 @@ SHAPES = [
 
 @rows(("text", "values"), SHAPES)
 @rows("size", [1, 3, 1000])
-def test_a_shape_may_have_as_many_values_as_can_come(text, values, size):
+def test_shape_may_have_all_values_that_fit(text, values, size):
     pieces = [text[at : at + size] for at in range(0, len(text), size)]
     assert not is_refused(pieces, Shapes(values))
     if values > 1:
@@ -257,7 +257,7 @@ def test_a_shape_may_have_as_many_values_as_can_come(text, values, size):
 
 @rows("dimensions", [b"9" * 30, b"8589934592", b"65536,65536", b"-9,99999999"])
 @rows("key", [b"shape", rb"\u0073hape", rb"sh\u0061p\u0065"])
-async def test_a_shape_that_no_body_can_fill_is_refused(dimensions, key):
+async def test_shape_no_body_can_fill_is_refused(dimensions, key):
     with pytest.raises(InvalidRequest):
         check_whole(MIB, b'{"%s":[%s],"data":[1]}' % (key, dimensions), None)
     packed = gzip.compress(b'{"%s":[%s]}' % (key, dimensions))
@@ -265,28 +265,28 @@ async def test_a_shape_that_no_body_can_fill_is_refused(dimensions, key):
         await check_packed(packed, {"Content-Encoding": "gzip"}, 99)
 
 
-def test_tensors_in_shared_memory_may_be_larger_than_the_body():
+def test_shared_memory_tensors_may_exceed_the_body():
     text = b'{"shape":[9999],"parameters":{"shared_memory_region":"a"}}'
     check_whole(MIB, text, None)
     with pytest.raises(InvalidRequest):
         check_whole(9998, text, None)
 
 
-def test_shapes_of_more_bytes_in_all_than_a_request_needs_are_refused():
+def test_shapes_beyond_a_requests_bytes_are_refused():
     assert not is_refused([b'{"shape":[1]},' * 5000], Shapes(1))
     assert is_refused([b'{"shape":[1]},' * 1000] * 7, Shapes(1))
     assert is_refused([b'{"shape":[' + b"1," * 40_000 + b"1]}"], Shapes(1))
 
 
 @pytest.mark.parametrize("text", [b'"\\"' + b'","' * MIB, b"[[" + b'{"shape":1},' * (MIB // 8)])
-async def test_others_have_their_turn_while_a_large_body_is_checked(text):
+async def test_checking_a_large_body_lets_others_run(text):
     """Also while it is a piece of a stream."""
     async with asyncio.timeout(60):
         await with_turns(check_in_turns(text, None, MIB, Turns()), len(text) // 2**17)
         await with_turns(check_piece(text, Turns()), len(text) // 2**17)
 
 
-async def test_of_many_bodies_that_take_long_one_goes_on_in_a_turn():
+async def test_slow_bodies_are_checked_one_a_turn():
     """So that a turn takes no longer where there are more of them."""
     turns, text = Turns(), b"[]," * (MIB // 3)
 
@@ -303,7 +303,7 @@ async def check_piece(text: bytes, turns: Turns) -> None:
         pass
 
 
-def test_a_shape_without_end_is_refused_before_it_takes_memory():
+def test_endless_shape_is_refused_before_it_costs():
     assert is_refused([b'{"shape":'] + [b" " * 1000] * 100, Shapes(1))
     assert not is_refused([b'{"shape":[1],'] + [b" " * 1000] * 100, Shapes(1))
 
@@ -337,7 +337,7 @@ _PARTS = st.sampled_from(
 
 
 @given(st.lists(_PARTS, max_size=14).map(b"".join))
-def test_a_short_way_to_see_that_shapes_are_small_overlooks_none(text):
+def test_quick_check_of_shapes_overlooks_none(text):
     def refused(check):
         try:
             check()

@@ -75,7 +75,7 @@ async def daemonising(path: Path, end: str = "") -> ServerProcess:
         ("os.kill(os.getpid(), signal.SIGSEGV)", "was killed by SIGSEGV"),
     ],
 )
-async def test_its_end_is_told_and_by_then_nothing_is_left(tmp_path, end, said):
+async def test_keepers_end_is_reported_with_nothing_left(tmp_path, end, said):
     server = await daemonising(tmp_path / "end", end)
     pids = descendants(server.keeper)
     assert server.pid == server.server == pids[0]
@@ -103,7 +103,7 @@ async def test_it_is_killed_though_it_stands_still(tmp_path):
 
 
 @pytest.mark.slow
-async def test_it_does_not_outlive_a_keeper_that_somebody_kills(tmp_path, monkeypatch):
+async def test_server_does_not_outlive_a_killed_keeper(tmp_path, monkeypatch):
     server = await daemonising(tmp_path / "end")
     # its daemons live on and hold the pipe of the output: this time is waited in full
     monkeypatch.setattr("adapter.triton.server.process._REST_SECONDS", 1.0)
@@ -135,7 +135,7 @@ async def test_what_cannot_be_executed_is_named(tmp_path):
     assert server.complaint().startswith(f"{program} cannot be executed: No such file or directory")
 
 
-async def test_a_keeper_that_does_not_start_is_no_start(monkeypatch, tmp_path):
+async def test_failing_keeper_is_a_failed_start(monkeypatch, tmp_path):
     keeper = tmp_path / "keeper.py"
     keeper.write_text("raise SystemExit('no prctl here')")
     monkeypatch.setattr(

@@ -32,7 +32,7 @@ async def test_nvml_goes_first(place, caplog):
     assert told(caplog) == [("none", "nvml", "NVML answers")]
 
 
-async def test_the_page_is_not_asked_for_while_nvml_answers(place):
+async def test_metrics_are_not_asked_while_nvml_answers(place):
     place.add_gpu()
     memory = place.choose("auto")
     await memory.read()
@@ -58,7 +58,7 @@ async def test_tritons_metrics_take_over_and_nvml_takes_back(place, caplog):
     ]
 
 
-async def test_nvml_is_not_tried_more_often_than_every_5_seconds(place):
+async def test_nvml_is_tried_every_5_seconds(place):
     place.add_gpu(is_visible=False)
     place.nvml.missing = GONE
     memory = place.choose("auto")
@@ -91,7 +91,7 @@ async def test_gpu_reporting_zero_is_not_replaced_by_host(place):
     assert await place.choose("auto").read() is None
 
 
-async def test_several_visible_gpus_without_labels_are_not_exchanged_for_the_host(place):
+async def test_unlabelled_gpus_are_not_replaced_by_host(place):
     place.add_gpu("GPU-a", is_labelled=False)
     place.add_gpu("GPU-b", is_labelled=False)
     memory = place.choose("auto")
@@ -101,12 +101,12 @@ async def test_several_visible_gpus_without_labels_are_not_exchanged_for_the_hos
     assert set((await memory.read()).devices) == {"GPU-b"}
 
 
-async def test_a_driver_in_trouble_does_not_mean_that_there_are_no_gpus(place):
+async def test_troubled_driver_does_not_mean_no_gpus(place):
     place.nvml.missing = pynvml.NVMLError_Unknown()
     assert await place.choose("auto").read() is None
 
 
-async def test_without_any_gpu_the_host_is_read_at_once_and_for_good(place, caplog):
+async def test_host_is_read_where_no_gpu_is(place, caplog):
     place.nvml.missing = GONE
     memory = place.choose("auto")
     reading = await memory.read()
@@ -132,12 +132,12 @@ async def test_while_the_server_is_down_nothing_is_settled(place):
     assert (await memory.read()).source == "triton"
 
 
-async def test_without_gpus_and_with_processes_that_are_not_ours_nothing_is_known(place):
+async def test_nothing_is_known_of_foreign_processes_without_gpus(place):
     place.nvml.missing = GONE
     assert await place.choose("auto", is_embedded=False).read() is None
 
 
-async def test_another_source_must_have_the_devices_of_the_one_before(place, caplog):
+async def test_replacement_source_must_have_the_same_devices(place, caplog):
     """One of them sees an instance (MIG) and the other the whole GPU."""
     place.add_gpu("GPU-a")
     (gpu,) = place.nvml.gpus
@@ -150,7 +150,7 @@ async def test_another_source_must_have_the_devices_of_the_one_before(place, cap
     assert told(caplog)[-1][2] == ("nvml: NVML says: Uninitialized; triton: it names other devices")
 
 
-async def test_nvml_does_not_take_back_what_it_names_otherwise(place, caplog):
+async def test_nvml_keeps_the_names_of_devices(place, caplog):
     place.add_gpu("GPU-a")
     (gpu,) = place.nvml.gpus
     gpu.slices = [FakeGpu("MIG-1")]
@@ -162,7 +162,7 @@ async def test_nvml_does_not_take_back_what_it_names_otherwise(place, caplog):
     assert (await memory.read()).source == "triton"
 
 
-async def test_a_source_may_come_back_with_other_devices_than_it_had(place):
+async def test_returning_source_may_have_other_devices(place):
     place.add_gpu("GPU-a", is_visible=False)
     place.nvml.missing = GONE
     memory = place.choose("auto")
@@ -198,7 +198,7 @@ async def test_unread_gpu_is_warned_of_once(place, caplog):
 
 
 @pytest.mark.parametrize(("source", "has_gpu"), [("auto", False), ("off", True), ("host", True)])
-async def test_no_gpu_is_missed_where_none_is_to_be_read(place, caplog, source, has_gpu):
+async def test_gpus_are_not_missed_where_unread(place, caplog, source, has_gpu):
     if has_gpu:
         place.add_gpu()
     memory = place.choose(source)

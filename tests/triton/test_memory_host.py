@@ -59,7 +59,7 @@ async def test_the_shares_of_all_processes_are_added_up(machine):
     assert (machine.memory.why, machine.memory.last.source) == ("", "host")
 
 
-async def test_a_process_whose_counts_stand_still_is_not_walked_again(machine):
+async def test_process_with_unchanged_counts_is_not_rewalked(machine):
     machine.run(1, share_kib=100)
     machine.run(2, share_kib=50)
     await machine.used_kib()
@@ -69,7 +69,7 @@ async def test_a_process_whose_counts_stand_still_is_not_walked_again(machine):
 
 
 @pytest.mark.parametrize("change", ["shared", "came", "went"])
-async def test_all_are_walked_when_shared_pages_or_processes_change(machine, change):
+async def test_change_of_pages_or_processes_rewalks_all(machine, change):
     machine.run(1, share_kib=100)
     machine.run(2, share_kib=50)
     await machine.used_kib()
@@ -93,7 +93,7 @@ async def test_all_are_walked_every_5_seconds(machine):
     assert await machine.used_kib() == 70
 
 
-async def test_a_process_that_ends_while_it_is_looked_at_counts_nothing(machine):
+async def test_process_ending_during_reading_counts_nothing(machine):
     machine.run(1, share_kib=100)
     machine.run(2, share_kib=50)
     # the clock is asked once all are counted, and before any is walked
@@ -138,7 +138,7 @@ async def test_kills_are_read_from_our_own_cgroup(machine, groups, files, kills)
     assert (await machine.memory.read()).oom_kills == kills
 
 
-async def test_free_shared_memory_is_unknown_where_there_is_no_such_place(machine):
+async def test_free_shared_memory_may_be_unknown(machine):
     machine.run(1, share_kib=1)
     assert (await machine.memory.read()).shm_free_bytes > 0
     (machine.root / "dev/shm").rmdir()

@@ -41,7 +41,7 @@ async def test_every_gpu_of_the_page_is_read(endpoint, metrics):
     assert {seen.index for seen in reading.devices.values()} == {None}
 
 
-async def test_a_page_of_a_megabyte_with_lines_about_models_is_read(endpoint, metrics):
+async def test_megabyte_page_with_model_lines_is_read(endpoint, metrics):
     line = b'nv_inference_count{model="nv_gpu_memory_used_bytes{",gpu_uuid="GPU-x"} 7\n'
     endpoint.page = (
         line * 16_000
@@ -55,7 +55,7 @@ async def test_a_page_of_a_megabyte_with_lines_about_models_is_read(endpoint, me
 
 
 @pytest.mark.parametrize("page", [b"", b"\x00\xff\nnot metrics {}\n", b"nv_gpu_utilization 1\n"])
-async def test_a_page_without_gpus_says_that_there_are_none(endpoint, metrics, page):
+async def test_page_without_gpus_says_so(endpoint, metrics, page):
     endpoint.page = page
     assert await metrics.read() is None
     assert (metrics.why, metrics.uuids) == ("Triton reports no GPU", ())
@@ -77,7 +77,7 @@ async def test_a_gpu_with_half_its_figures_is_unknown(endpoint, metrics):
     assert metrics.why == "total is 0 (a DCGM error)"
 
 
-async def test_a_gpu_that_was_known_and_reports_nothing_makes_all_unknown(endpoint, metrics):
+async def test_silent_known_gpu_makes_all_unknown(endpoint, metrics):
     await metrics.read()
     endpoint.total["GPU-b"] = endpoint.used["GPU-b"] = 0
     assert await metrics.read() is None
@@ -86,12 +86,12 @@ async def test_a_gpu_that_was_known_and_reports_nothing_makes_all_unknown(endpoi
     assert await used(metrics) == {"GPU-a": 10, "GPU-b": 0}
 
 
-async def test_a_gpu_that_never_reported_anything_is_left_out(endpoint, metrics):
+async def test_ever_silent_gpu_is_left_out(endpoint, metrics):
     endpoint.total["GPU-b"] = 0
     assert await used(metrics) == {"GPU-a": 10}
 
 
-async def test_an_endpoint_that_goes_and_comes_back_is_read_again(endpoint, metrics):
+async def test_returning_metrics_endpoint_is_read_again(endpoint, metrics):
     await metrics.read()
     await endpoint.stop()
     assert await metrics.read() is None
@@ -109,7 +109,7 @@ async def test_any_other_status_is_no_answer(endpoint, metrics, status):
     assert metrics.why == f"the metrics endpoint cannot be reached: it answered {status}"
 
 
-async def test_an_endpoint_that_hangs_costs_the_time_limit_and_no_more(endpoint):
+async def test_hanging_metrics_endpoint_costs_its_limit(endpoint):
     endpoint.hold()
     metrics = TritonMetrics(endpoint.address, timeout_seconds=0.05)
     async with asyncio.timeout(10):
@@ -118,7 +118,7 @@ async def test_an_endpoint_that_hangs_costs_the_time_limit_and_no_more(endpoint)
     await metrics.close()
 
 
-async def test_an_answer_that_is_no_http_is_no_answer(endpoint):
+async def test_invalid_http_is_no_reading(endpoint):
     async def babble(reader, writer):
         await reader.readline()
         writer.write(b"\x00\x01 what?\r\n\r\n")

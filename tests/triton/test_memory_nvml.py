@@ -45,13 +45,13 @@ async def test_without_a_driver_there_are_no_gpus(error, reason):
     assert (memory.why, memory.has_gpus) == (reason, False)
 
 
-async def test_a_driver_that_sees_none_says_that_there_are_no_gpus():
+async def test_driver_without_gpus_says_so():
     memory = reader(FakeNvml())
     assert await memory.read() is None
     assert (memory.why, memory.has_gpus) == ("no GPU is visible", False)
 
 
-async def test_any_other_failure_leaves_open_whether_there_are_gpus():
+async def test_other_failures_leave_gpus_open():
     nvml = FakeNvml()
     nvml.missing = pynvml.NVMLError_LibRmVersionMismatch()
     memory = reader(nvml)
@@ -60,7 +60,7 @@ async def test_any_other_failure_leaves_open_whether_there_are_gpus():
     assert memory.has_gpus is None
 
 
-async def test_gpus_that_were_seen_are_not_forgotten_when_the_driver_goes():
+async def test_seen_gpus_are_remembered_without_a_driver():
     nvml = FakeNvml(FakeGpu("GPU-a"))
     memory = reader(nvml)
     await memory.read()
@@ -71,13 +71,13 @@ async def test_gpus_that_were_seen_are_not_forgotten_when_the_driver_goes():
     assert (memory.why, memory.has_gpus) == ("NVML says: Driver Not Loaded", True)
 
 
-async def test_a_label_that_is_not_visible_makes_all_unknown():
+async def test_invisible_label_makes_all_unknown():
     memory = reader(FakeNvml(FakeGpu("GPU-a")), "GPU-a", "GPU-x")
     assert await memory.read() is None
     assert memory.why == "NVML says: Not Found"
 
 
-async def test_the_driver_is_opened_once_and_again_after_it_was_reloaded():
+async def test_driver_is_opened_once_per_load():
     nvml = FakeNvml(FakeGpu("GPU-a"))
     memory = reader(nvml)
     await memory.read()
@@ -93,7 +93,7 @@ async def test_the_driver_is_opened_once_and_again_after_it_was_reloaded():
 @pytest.mark.parametrize(
     "error", [pynvml.NVMLError_NoPermission(), pynvml.NVMLError_NotSupported()]
 )
-async def test_of_a_gpu_whose_figures_are_denied_the_visible_instances_are_read(error):
+async def test_denied_gpu_is_read_by_instances(error):
     slices = [None, FakeGpu("MIG-1", total=100, free=60), FakeGpu("MIG-2", total=50, free=50)]
     whole = FakeGpu("GPU-a", error=error, slices=slices)
     reading = await reader(FakeNvml(whole), "GPU-a").read()
@@ -113,14 +113,14 @@ def machine(root, limit=None):
 @pytest.mark.parametrize(
     ("limit", "expected"), [(None, (8000, 5000)), (6000, (6000, 5000)), (4000, (4000, 4000))]
 )
-async def test_of_a_gpu_with_unified_memory_that_of_the_machine_is_read(tmp_path, limit, expected):
+async def test_unified_memory_is_the_machines(tmp_path, limit, expected):
     whole = FakeGpu("GPU-a", error=pynvml.NVMLError_NotSupported())
     memory = reader(FakeNvml(whole), "GPU-a", root=machine(tmp_path, limit))
     read = (await memory.read()).devices["GPU-a"]
     assert (read.limit_bytes, read.used_bytes) == tuple(count * 1024 for count in expected)
 
 
-async def test_unified_memory_is_read_where_the_driver_knows_no_instances_either(tmp_path):
+async def test_unified_memory_needs_no_instances(tmp_path):
     whole = FakeGpu("GPU-a", error=pynvml.NVMLError_NotSupported(), has_mig=False)
     reading = await reader(FakeNvml(whole), root=machine(tmp_path)).read()
     assert reading.used == {"GPU-a": 5000 * 1024}
@@ -142,7 +142,7 @@ async def test_more_used_than_there_is_is_not_believed():
     assert (await memory.read()).used == {"GPU-a": 3072}
 
 
-async def test_a_total_that_changes_is_not_believed_until_it_is_as_before():
+async def test_changed_total_is_not_believed():
     gpu = FakeGpu("GPU-a", total=4096, free=4096)
     memory = reader(FakeNvml(gpu), "GPU-a")
     await memory.read()
@@ -153,7 +153,7 @@ async def test_a_total_that_changes_is_not_believed_until_it_is_as_before():
     assert await memory.read() is not None
 
 
-async def test_a_driver_that_hangs_costs_the_time_limit_once_and_then_nothing():
+async def test_hanging_driver_costs_its_limit_once():
     nvml = FakeNvml(FakeGpu("GPU-a"))
     nvml.runs.clear()
     memory = reader(nvml, timeout_seconds=0.05)
@@ -173,7 +173,7 @@ async def test_a_driver_that_hangs_costs_the_time_limit_once_and_then_nothing():
     assert (memory.why, nvml.inits) == ("", 1)
 
 
-async def test_a_bug_is_not_taken_for_an_unknown_figure():
+async def test_bug_is_no_unknown_figure():
     nvml = FakeNvml(FakeGpu("GPU-a", total=None))
     with pytest.raises(TypeError):
         await reader(nvml).read()

@@ -45,7 +45,7 @@ async def test_a_source_that_is_set_never_changes_over(place, caplog, wanted, re
     assert told(caplog) == [("none", "none", reason)]
 
 
-async def test_the_host_is_unknown_where_tritons_processes_are_not_ours(place, caplog):
+async def test_host_is_unknown_with_foreign_processes(place, caplog):
     assert await place.choose("host", is_embedded=False).read() is None
     assert told(caplog) == [("none", "none", "Triton's processes are not ours")]
 
@@ -56,7 +56,7 @@ async def test_off_reads_nothing_and_says_nothing(place, caplog):
     assert (memory.source, told(caplog), place.endpoint.asked) == ("none", [], 0)
 
 
-async def test_nvml_alone_asks_for_labels_now_and_then_until_it_has_them(place):
+async def test_nvml_alone_asks_for_labels_at_intervals(place):
     place.add_gpu("GPU-a", is_labelled=False)
     place.add_gpu("GPU-b", is_labelled=False)
     memory = place.choose("nvml")
@@ -72,14 +72,14 @@ async def test_nvml_alone_asks_for_labels_now_and_then_until_it_has_them(place):
 
 
 @pytest.mark.parametrize(("is_embedded", "kills"), [(True, 2), (False, None)])
-async def test_what_surrounds_an_embedded_server_is_told_with_its_gpus(place, is_embedded, kills):
+async def test_embedded_servers_surroundings_are_reported_with_gpus(place, is_embedded, kills):
     place.add_gpu()
     reading = await place.choose("auto", is_embedded=is_embedded).read()
     assert reading.oom_kills == kills
     assert (reading.shm_free_bytes is None) == (kills is None)
 
 
-async def test_callers_share_a_reading_but_none_that_began_before_they_asked(place):
+async def test_callers_share_only_readings_begun_later(place):
     place.add_gpu()
     memory = place.choose("triton")
     place.endpoint.hold()

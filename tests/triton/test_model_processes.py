@@ -85,7 +85,7 @@ def test_ending_stub_stays_of_its_model(machine, processes):
     assert stub in processes.claim(["a"])
 
 
-def test_a_later_process_with_the_same_pid_is_another(machine, processes):
+def test_reused_pid_is_another_process(machine, processes):
     machine.start(40, 20)
     machine.start(50, 40)
     processes.owners()
@@ -96,7 +96,7 @@ def test_a_later_process_with_the_same_pid_is_another(machine, processes):
     assert processes.owners()[50] is None
 
 
-def test_what_nothing_tells_of_is_of_the_only_model_there_was(machine, processes):
+def test_unattributed_process_is_the_only_models(machine, processes):
     machine.end(30)
     unknown = machine.start(50, KEEPER)
     assert processes.owners()[50] == "a"
@@ -112,7 +112,7 @@ def test_shared_process_is_abandoned_without_both_stubs(machine, processes):
     assert processes.abandoned() == {unknown}
 
 
-def test_a_model_whose_stub_ended_since_the_last_look_counts_as_well(machine, processes):
+def test_model_with_ended_stub_counts_too(machine, processes):
     processes.owners()
     unknown = machine.start(50, KEEPER)
     machine.end(20)
@@ -120,7 +120,7 @@ def test_a_model_whose_stub_ended_since_the_last_look_counts_as_well(machine, pr
     assert processes.abandoned() == {unknown}
 
 
-def test_what_began_before_all_models_is_of_the_server_and_left_alone(machine, processes):
+def test_processes_before_all_models_are_the_servers(machine, processes):
     machine.start(15, KEEPER)
     assert processes.owners()[15] is None
     machine.end(20)
@@ -129,7 +129,7 @@ def test_what_began_before_all_models_is_of_the_server_and_left_alone(machine, p
     assert processes.claim(["a", "b"]) == frozenset()
 
 
-def test_what_is_below_a_program_that_starts_triton_is_seen_alike(machine, processes):
+def test_processes_below_a_launcher_are_seen(machine, processes):
     machine.start(12, SERVER)
     machine.start(40, 12, "c")
     assert [stub.pid for stub in processes.stubs("c")] == [40]

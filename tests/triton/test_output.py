@@ -66,7 +66,7 @@ W1122 11:34:46.541501 7 metrics.cc:798] "DCGM unable to start: DCGM initializati
 """
 
 
-def test_tables_are_at_debug_and_what_only_looks_like_one_is_not(printer, caplog):
+def test_only_real_tables_are_logged_at_debug(printer, caplog):
     caplog.set_level("DEBUG")
     own = ["+1", "| a bar", "+---", "after"]
     printer.print(f"{own[0]}\n{own[1]}\n{own[2]}\n{TABLE}{own[3]}\n| again".encode())
@@ -78,9 +78,7 @@ def test_tables_are_at_debug_and_what_only_looks_like_one_is_not(printer, caplog
 
 
 @pytest.mark.parametrize(("has_driver", "level"), [(False, "INFO"), (True, "WARNING")])
-def test_what_every_machine_without_gpu_says_is_one_line(
-    printer, caplog, monkeypatch, *, has_driver, level
-):
+def test_usual_lines_without_gpu_are_one(printer, caplog, monkeypatch, *, has_driver, level):
     monkeypatch.setattr(output, "_DRIVER", Path("/" if has_driver else "/nowhere"))
     why = "no CUDA-capable device is detected"
     printer.print((NO_GPU % why).encode() + b"E1122 11:34:46.538232 7 server.cc:241] another\n")
@@ -92,7 +90,7 @@ def test_what_every_machine_without_gpu_says_is_one_line(
     assert caplog.records[0].reason == f"Unable to allocate pinned system memory: {why}"
 
 
-def test_the_same_words_for_another_reason_keep_their_levels(printer, caplog):
+def test_known_words_in_other_lines_keep_levels(printer, caplog):
     printer.print((NO_GPU % "out of memory").encode())
     printer.finish()
     assert [r.message for r in caplog.records] == ["triton.log"] * 5
@@ -100,7 +98,7 @@ def test_the_same_words_for_another_reason_keep_their_levels(printer, caplog):
     assert [r.levelname for r in caplog.records] == levels
 
 
-def test_the_last_words_are_kept_though_they_were_too_many_to_log(printer, caplog, monkeypatch):
+def test_last_words_are_kept_beyond_the_limit(printer, caplog, monkeypatch):
     # else a machine that reads this for seconds has those logged that come last
     monkeypatch.setattr(printer.output, "_refill_tokens", lambda: int(printer.output._tokens))
     printer.print(b"x\n" * 50_000 + b"the reason\nwhy it gave up\n")
@@ -111,14 +109,14 @@ def test_the_last_words_are_kept_though_they_were_too_many_to_log(printer, caplo
 
 
 @pytest.mark.parametrize("piece", [b"y", b"x\n"], ids=["one line", "lines"])
-def test_what_is_not_logged_is_read_slowly_so_that_who_prints_waits(printer, piece):
+def test_unlogged_lines_are_read_slowly(printer, piece):
     began, size = time.monotonic(), 1_500_000
     printer.print(piece * (size // len(piece)))
     printer.finish()
     assert time.monotonic() - began > size / 4e6
 
 
-def test_who_keeps_the_pipe_for_ever_does_not_keep_the_reader(printer):
+def test_endless_pipe_does_not_keep_the_reader(printer):
     printer.output.close()
     printer.output._thread.join(5)
     assert printer.output.is_over

@@ -19,7 +19,7 @@ sys.stdin.read()
 
 
 @pytest.mark.parametrize("name", [b"\xff\xfe", b") Z 1 (", b"\xc3", b"a b"])
-def test_a_process_is_seen_whatever_any_process_calls_itself(name):
+def test_process_is_seen_under_any_name(name):
     command = [sys.executable, "-c", _RENAMED, name.hex()]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None

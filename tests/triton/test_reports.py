@@ -30,7 +30,7 @@ def usage(kind, number, count):
     return pb.MemoryUsage(type=kind, id=number, byte_size=count)
 
 
-async def test_the_memory_of_gpus_counts_by_number_over_all_versions(tmp_path):
+async def test_gpu_memory_is_summed_over_versions(tmp_path):
     statistics = [
         pb.ModelStatistics(
             name="m",
@@ -49,6 +49,6 @@ async def test_statistics_without_the_field_report_nothing(tmp_path):
     assert await asked(tmp_path, []) == {}
 
 
-async def test_a_triton_without_the_extension_is_an_error_of_the_backend(tmp_path):
+async def test_triton_without_extension_is_backend_error(tmp_path):
     with pytest.raises(BackendError):
         await asked(tmp_path, None)

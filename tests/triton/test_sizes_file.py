@@ -21,7 +21,7 @@ def events(caplog):
     return [record.getMessage() for record in caplog.records]
 
 
-def test_without_a_file_nothing_is_known_and_nothing_is_said(path, caplog):
+def test_missing_file_is_no_knowledge(path, caplog):
     assert LearnedFile(path).load() is None
     assert LearnedFile(path.parent / "absent" / "file").load() is None
     assert events(caplog) == []
@@ -32,7 +32,7 @@ def test_without_a_file_nothing_is_known_and_nothing_is_said(path, caplog):
     [b"", b'{"a": 1', b"\xff", b"\0" * 100, b"[" * 100_000, b"1" * 5000],
     ids=lambda junk: junk[:8],
 )
-async def test_what_is_no_json_is_said_and_moved_aside(junk, path, caplog):
+async def test_invalid_json_is_reported_and_moved(junk, path, caplog):
     path.write_bytes(junk)
     assert LearnedFile(path).load() is None
     assert events(caplog) == ["memory.sizes_unreadable"]
@@ -44,7 +44,7 @@ async def test_what_is_no_json_is_said_and_moved_aside(junk, path, caplog):
     assert LearnedFile(path).load() == DATA
 
 
-def test_what_cannot_be_read_is_said_and_left_where_it_is(path, caplog):
+def test_unreadable_file_is_reported_and_left(path, caplog):
     path.mkdir()
     assert LearnedFile(path).load() is None
     assert events(caplog) == ["memory.sizes_unreadable"]
@@ -52,14 +52,14 @@ def test_what_cannot_be_read_is_said_and_left_where_it_is(path, caplog):
     assert path.is_dir()
 
 
-def test_junk_that_cannot_be_moved_aside_is_no_error(path, caplog):
+def test_immovable_junk_is_no_error(path, caplog):
     path.write_text("{")
     path.with_name(FILE_NAME + ".bad").mkdir()
     assert LearnedFile(path).load() is None
     assert events(caplog) == ["memory.sizes_unreadable"]
 
 
-async def test_a_disk_that_refuses_is_said_once_until_it_takes_it_again(tmp_path, caplog):
+async def test_refusing_disk_is_reported_once(tmp_path, caplog):
     folder = tmp_path / "absent"
     file = LearnedFile(folder / FILE_NAME)
     await file.save(DATA)
@@ -75,7 +75,7 @@ async def test_a_disk_that_refuses_is_said_once_until_it_takes_it_again(tmp_path
     assert events(caplog) == ["memory.sizes_unwritable"] * 2
 
 
-async def test_a_full_disk_leaves_the_old_file_and_no_draft(path, caplog):
+async def test_full_disk_leaves_the_old_file(path, caplog):
     """A limit on file size stands in for the full disk."""
     file = LearnedFile(path)
     await file.save(DATA)
@@ -90,7 +90,7 @@ async def test_a_full_disk_leaves_the_old_file_and_no_draft(path, caplog):
     assert [one.name for one in path.parent.iterdir()] == [FILE_NAME]
 
 
-async def test_a_save_replaces_the_file_and_never_writes_into_it(path):
+async def test_save_replaces_the_file(path):
     """So a process that is killed while it saves leaves the old file or the new one."""
     file = LearnedFile(path)
     await file.save(DATA)
@@ -100,7 +100,7 @@ async def test_a_save_replaces_the_file_and_never_writes_into_it(path):
 
 
 @pytest.mark.slow
-async def test_saves_side_by_side_leave_one_of_them_whole(path, caplog):
+async def test_concurrent_saves_leave_one_whole(path, caplog):
     file = LearnedFile(path)
     await asyncio.gather(*(file.save([number] * 50_000) for number in range(20)))
     assert events(caplog) == []

@@ -51,7 +51,7 @@ async def control_of(triton: VersionedTriton, *, is_upload: bool = False):
 
 
 @both
-async def test_a_model_with_labels_is_loaded_from_a_folder_of_links(version, tmp_path, repository):
+async def test_labelled_model_loads_from_linked_folder(version, tmp_path, repository):
     source = make(tmp_path / "models" / "m", LABELLED)
     (source / "labels.txt").write_text("cat\n")
     await place(Packages(repository, [tmp_path / "models"]), "m", source)
@@ -72,7 +72,7 @@ async def test_an_upload_comes_and_goes(version, repository):
 
 @both
 @pytest.mark.parametrize("what", ["not_ready", "dead"])
-async def test_an_upload_that_is_not_ready_is_loaded_all_the_same(version, what, repository):
+async def test_unready_upload_is_loaded_all_the_same(version, what, repository):
     """By its own `is_ready`, or as its process has died: it keeps its memory, and its name."""
     triton = VersionedTriton(version, repository)
     async with control_of(triton, is_upload=True) as control:
@@ -84,7 +84,7 @@ async def test_an_upload_that_is_not_ready_is_loaded_all_the_same(version, what,
         assert "m" not in triton.dead
 
 
-async def test_a_server_of_no_known_version_is_taken_for_the_newest():
+async def test_unknown_version_is_taken_for_newest():
     assert [
         versions.has(versions.LINKS, said) for said in ("2.69.0", "2.70.0", "3.0", "", "x")
     ] == [
@@ -93,7 +93,7 @@ async def test_a_server_of_no_known_version_is_taken_for_the_newest():
     ]
 
 
-async def test_a_triton_that_comes_back_in_another_version_is_taken_for_that(tmp_path):
+async def test_returning_triton_may_have_another_version(tmp_path):
     address = f"unix:{tmp_path / 'grpc.sock'}"
     control = TritonControl(FAULTS, load_timeout_seconds=10, call_timeout_seconds=10)
     control.connect(address)
@@ -135,7 +135,7 @@ async def test_left_call_is_cancelled_where_triton_survives(repository):
         await dataplane.call(RpcCall("ServerLive", (), None), b"", None)
 
 
-def test_only_a_triton_of_a_known_version_survives_cancels():
+def test_only_known_versions_survive_cancels():
     said = ("2.51.0", "2.58.1", "2.59.0", "3.0", "", "x")
     assert [versions.survives_cancels(each) for each in said] == [
         *(False,) * 2,
@@ -145,7 +145,7 @@ def test_only_a_triton_of_a_known_version_survives_cancels():
 
 
 @pytest.mark.parametrize("version", [OLD, "2.58.0", ""])
-async def test_a_call_whose_caller_left_is_not_cancelled_in_an_old_triton(version, repository):
+async def test_old_triton_gets_no_cancel(version, repository):
     triton = VersionedTriton(version, repository)
     async with dataplane_to(triton) as dataplane:
         asking = asyncio.ensure_future(dataplane.call(RpcCall("ModelInfer", (), None), b"", None))

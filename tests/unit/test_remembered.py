@@ -21,7 +21,7 @@ def send_a_long_shape(i: int) -> None:
 
 
 @pytest.mark.parametrize("say", [ask_for_a_long_path, send_a_long_shape])
-def test_what_differs_each_time_and_is_long_is_not_kept(say: Callable[[int], None]) -> None:
+def test_long_differing_texts_are_not_kept(say: Callable[[int], None]) -> None:
     say(0)
     tracemalloc.start()
     try:

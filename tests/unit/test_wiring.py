@@ -129,7 +129,7 @@ SHOWN = {
         "journeys/access/test_triton_port.py::test_restriction_in_triton_args_replaces_the_own"
     ),
     "start_timeout_seconds": "journeys/sagemaker/test_lifecycle.py"
-    "::test_without_triton_the_start_ends_when_its_time_is_up",
+    "::test_start_without_triton_ends_at_its_limit",
     "staging": "journeys/v2/test_uploading.py::test_a_model_is_loaded_invoked_listed_and_unloaded",
     "repository": (
         "journeys/sagemaker/test_lifecycle.py::test_the_whole_line_works_on_an_external_triton"
@@ -140,54 +140,51 @@ SHOWN = {
     "single_model": "journeys/sagemaker/test_single_model.py"
     "::test_the_single_model_is_served_at_invocations",
     "on_triton_restart": "journeys/sagemaker/test_ends_again.py"
-    "::test_models_come_back_when_triton_ends_again_while_they_are_brought_back",
+    "::test_models_return_when_triton_ends_twice",
     "load_timeout_seconds": "journeys/sagemaker/test_timeouts.py"
-    "::test_a_load_that_takes_too_long_is_504_and_taken_down",
+    "::test_slow_load_is_504_and_taken_down",
     "infer_timeout_seconds": (
         "journeys/sagemaker/test_leaving.py::test_abandoned_requests_refuse_no_others"
     ),
     "drain_timeout_seconds": (
-        "journeys/sagemaker/test_sigterm.py::test_requests_in_flight_are_told_that_it_is_over"
+        "journeys/sagemaker/test_sigterm.py::test_requests_in_flight_learn_of_the_end"
     ),
     "drain_min_seconds": "journeys/observability/test_drain.py"
-    "::test_sigterm_under_load_loses_no_answer_that_is_owed",
+    "::test_sigterm_under_load_loses_no_answer",
     "max_body_bytes": "journeys/sagemaker/test_bodies.py"
-    "::test_a_body_over_the_limit_is_refused_before_it_is_sent",
+    "::test_body_over_the_limit_is_refused_unsent",
     "max_inflight_body_bytes": (
-        "attack/test_bodies.py::test_a_large_call_is_answered_while_others_never_end_theirs"
+        "attack/test_bodies.py::test_large_call_is_answered_beside_endless_calls"
     ),
     "load_concurrency": "journeys/endpoint/test_turns.py::test_cold_start_waits_for_one_load",
     "memory_limit": "journeys/memory/test_first_loads.py"
-    "::test_what_alone_takes_more_than_there_is_can_never_fit",
+    "::test_model_larger_than_all_memory_never_fits",
     "inline_files": (
         "journeys/access/test_inline_files.py::test_files_over_rest_are_403_with_a_reason"
     ),
     "passthrough": "journeys/v2/test_grpc_service.py::test_with_the_setting_it_is_passed_on",
     "endpoint_keys": "journeys/endpoint/test_signed.py::test_a_signed_call_is_answered",
-    "model_store": (
-        "journeys/endpoint/test_store.py::test_models_of_a_bucket_outlive_a_killed_adapter_on_disk"
-    ),
+    "model_store": ("journeys/endpoint/test_store.py::test_bucket_models_survive_a_killed_adapter"),
     "endpoints": "journeys/endpoint/test_endpoints.py::test_each_endpoint_has_models_of_its_own",
     "cache_dir": "journeys/endpoint/test_store.py::test_second_adapter_of_one_cache_is_refused",
     "cache_limit": "journeys/endpoint/test_too_large.py"
     "::test_too_large_model_unloads_nobody_until_changed",
     "pin": "journeys/endpoint/test_not_started.py"
-    "::test_where_nothing_can_be_evicted_another_machine_may_be_asked",
+    "::test_another_machine_may_serve_what_cannot_evict",
     "preload": "journeys/endpoint/test_residency.py"
-    "::test_models_of_preload_are_loaded_before_the_adapter_is_ready",
+    "::test_preload_models_are_loaded_before_readiness",
     "on_demand": "journeys/endpoint/test_residency.py::test_without_on_demand_v2_loads_nothing",
     "revalidate_seconds": "journeys/endpoint/test_versions.py"
     "::test_new_version_replaces_loaded_one_without_gap",
     "idle_unload_seconds": "journeys/endpoint/test_versions.py"
-    "::test_what_a_platform_keeps_amid_a_renewal_stays_though_nobody_calls_it",
+    "::test_model_kept_during_renewal_stays_uncalled",
     "inference_type": (
         "journeys/neighbours/test_generate.py::test_invocations_are_generate_of_the_single_model"
     ),
     "load_at_start": "journeys/sagemaker/test_load_at_start.py"
-    "::test_probes_say_ready_when_every_wanted_model_is_loaded",
+    "::test_probes_are_ready_with_every_wanted_model",
     "listen_host": (
-        "unit/settings/test_settings.py::"
-        "test_listeners_are_for_this_machine_alone_unless_the_listen_host_is_another"
+        "unit/settings/test_settings.py::test_listeners_are_local_unless_listen_host_differs"
     ),
     "http": "journeys/v2/test_ip_families.py::test_each_listener_answers_over_both_families",
     "grpc": "journeys/v2/test_ip_families.py::test_each_listener_answers_over_both_families",
@@ -198,18 +195,17 @@ SHOWN = {
     "grpc_data": "journeys/access/test_triton_input.py"
     "::test_grpc_data_serves_inference_alone_with_passthrough",
     "metrics": "journeys/access/test_metrics_listener.py"
-    "::test_the_metrics_listener_has_metrics_and_probes_and_nothing_else",
+    "::test_metrics_listener_has_only_metrics_and_probes",
     "control_token": "journeys/access/test_control_token.py"
-    "::test_a_control_call_over_rest_without_the_token_is_401",
+    "::test_rest_control_call_without_token_is_401",
     "allowed_hosts": "frontends/http/test_sites.py::test_on_loopback_its_own_names_are_known",
     "modelmesh_model_concurrency": (
         "frontends/grpc/modelmesh/test_load.py::test_a_model_is_told_with_its_limit"
     ),
     "log_level": "journeys/observability/test_log_lines.py::test_debug_is_of_the_adapter_alone",
     "log_format": "journeys/observability/test_text_log.py"
-    "::test_every_line_has_the_time_and_the_level_in_front",
-    "warm_up": "packages/test_warm_up.py::"
-    "test_a_model_has_computed_zeros_before_its_load_is_answered",
+    "::test_log_lines_begin_with_time_and_level",
+    "warm_up": "packages/test_warm_up.py::test_model_computes_zeros_before_load_is_answered",
 }
 
 
@@ -221,7 +217,7 @@ def test_the_effect_of_every_setting_is_looked_at():
         assert f"def {name}(" in (TESTS / path).read_text(encoding="utf-8")
 
 
-def test_all_that_takes_long_on_the_event_loop_shares_its_turns():
+def test_long_work_shares_its_turns():
     adapter = Adapter(load_settings({}, {}, None))
     kinds = (HttpServer, HttpDataPlane, Rpc)
     assert len({id(part(part(adapter, kind), Turns)) for kind in kinds}) == 1
@@ -252,7 +248,7 @@ async def test_a_setting_is_what_its_part_goes_by(name, tmp_path):
             await adapter.parts.embedded.stop()
 
 
-async def test_every_http_listener_plans_inferences_once_triton_is_known(tmp_path):
+async def test_every_http_listener_plans_once_triton_known(tmp_path):
     flags = {"triton": "external", "model_roots": [str(tmp_path)], "repository": str(tmp_path)}
     settings = load_settings(flags | {"http_data": f"unix:{tmp_path}/data"}, {}, None)
     adapter = Adapter(settings)

@@ -84,7 +84,7 @@ async def test_each_model_has_its_stream_to_triton(proxy, channel):
     assert await call.read() is grpc.aio.EOF
 
 
-async def test_a_stream_that_triton_ends_by_itself_is_no_success(proxy, channel):
+async def test_stream_ended_by_triton_is_no_success(proxy, channel):
     async def act(requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
         await anext(aiter(requests))
         return
@@ -97,7 +97,7 @@ async def test_a_stream_that_triton_ends_by_itself_is_no_success(proxy, channel)
     assert proxy.in_flight("m") == 0
 
 
-async def test_a_failed_request_of_a_stream_counts_as_one_inference(proxy, channel):
+async def test_failed_stream_request_counts_once(proxy, channel):
     async def act(requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
         async for _ in requests:
             yield pb.ModelStreamInferResponse(error_message="bad").SerializeToString()
@@ -129,7 +129,7 @@ async def test_metadata_passes_both_ways(proxy, channel):
     assert "mm-model-id" not in seen
 
 
-async def test_a_model_that_triton_lost_is_told_in_the_stream_and_forgotten(proxy, channel):
+async def test_lost_model_is_reported_in_the_stream(proxy, channel):
     async def act(requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
         async for message in requests:
             name = pb.ModelInferRequest.FromString(message).model_name

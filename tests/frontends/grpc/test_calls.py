@@ -77,7 +77,7 @@ async def fail(error: BaseException, kind: str) -> dict[bytes, bytes]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_refusal_is_headers_alone_which_a_proxy_can_retry(kind):
+async def test_refusal_is_headers_alone(kind):
     """Envoy looks for the header that allows a retry in the first HEADERS, not in trailers."""
     head = await fail(BackendUnavailable("stopping", delivered=False), kind)
     assert (head[b"grpc-status"], head[b"x-triton-adapter-not-started"]) == (b"14", b"1")

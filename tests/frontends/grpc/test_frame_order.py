@@ -63,7 +63,7 @@ async def answers(wire: Wire) -> dict[int, tuple[bytes, int]]:
     return {of: (data[of], statuses[of]) for of in IDS}
 
 
-async def test_every_call_is_answered_in_whatever_order_its_data_comes(proxy):
+async def test_calls_are_answered_in_any_data_order(proxy):
     for order, models, pieces in itertools.product(ORDERS, MODELS, (1, 3)):
         with case(order, models, pieces):
             async with wire_to(proxy.address) as wire:

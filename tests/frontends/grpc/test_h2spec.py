@@ -44,7 +44,7 @@ def h2spec(pytestconfig) -> Path:
     return folder / "h2spec"
 
 
-async def test_the_listener_is_an_http_2_server_as_h2spec_has_it(proxy, h2spec, tmp_path):
+async def test_listener_passes_h2spec(proxy, h2spec, tmp_path):
     report = tmp_path / "report.xml"
     host, port = proxy.address.split(":")
     asked = ("generic", "hpack", "http2", "--host", host, "--port", port)

@@ -183,7 +183,7 @@ async def test_floods_of_late_frames_end_their_connection(proxy):
 
 
 @pytest.mark.usefixtures("one_second")
-async def test_a_flood_of_cancels_with_data_behind_ends_its_connection(proxy, wire):
+async def test_cancel_flood_with_data_ends_its_connection(proxy, wire):
     """Each has a stream of its own, which is answered by one RST_STREAM."""
     for stream_id in range(1, 2 * FLOOD_FRAMES, 2):
         data = complete(stream_id)

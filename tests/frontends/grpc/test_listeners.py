@@ -98,7 +98,7 @@ async def test_two_servers_do_not_share_a_port(listeners, proxy):
         await listeners.open_grpc("grpc_data", taken, [], proxy)
 
 
-async def test_a_socket_that_a_killed_run_left_is_taken_over(listeners, proxy, folder):
+async def test_abandoned_socket_is_taken_over(listeners, proxy, folder):
     with socket.socket(socket.AF_UNIX) as earlier:
         earlier.bind(str(folder / "a.sock"))
     service = Waiting()
@@ -117,9 +117,7 @@ async def test_a_listener_that_is_off_is_not_opened(listeners, proxy):
 
 
 @pytest.mark.triton
-async def test_triton_tells_its_version_and_how_many_instances_a_model_has(
-    adapter, client, package
-):
+async def test_triton_reports_version_and_instance_counts(adapter, client, package):
     config = CONFIG + "instance_group [{ count: 2 kind: KIND_CPU }]\n"
     write_python_model(package, config=config)
     assert client.load("two", package).status == 200
@@ -133,7 +131,7 @@ async def test_triton_tells_its_version_and_how_many_instances_a_model_has(
     await control.close()
 
 
-async def test_no_call_is_cancelled_because_thousands_have_not_begun(listeners, proxy):
+async def test_no_call_is_cancelled_for_unbegun_ones(listeners, proxy):
     """As gRPC does by default, at random, from 1,000 on."""
     service = Waiting()
     service.let_go.set()

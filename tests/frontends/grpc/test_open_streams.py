@@ -110,7 +110,7 @@ async def test_connection_with_most_streams_makes_room_for_another(proxy, wire):
 
 
 @limited(max_inflight_bytes=TWO)
-async def test_calls_are_served_beside_as_many_streams_as_may_be_open(proxy, wire, channel):
+async def test_calls_are_served_beside_full_streams(proxy, wire, channel):
     wire.send(*(begin(i, STREAM) for i in (1, 3, 5)))
     _, trailers = await wire.answer(5)
     assert FIGURES.encode() in trailers
@@ -134,7 +134,7 @@ ENDS = {
 
 
 @pytest.mark.parametrize("end", ENDS)
-async def test_a_stream_that_has_ended_in_any_way_counts_no_more(proxy, wire, end):
+async def test_ended_stream_counts_no_more(proxy, wire, end):
     async def act(requests, context):
         async for _ in requests:
             context.set_code(grpc.StatusCode.INTERNAL)
@@ -151,7 +151,7 @@ async def test_a_stream_that_has_ended_in_any_way_counts_no_more(proxy, wire, en
     await until(lambda: proxy.budget.held == 0)
 
 
-async def test_a_connection_to_the_server_behind_that_breaks_ends_its_streams(proxy, wire):
+async def test_broken_server_connection_ends_its_streams(proxy, wire):
     proxy.answer_with(each)
     wire.send(begin(1, STREAM))
     await until(lambda: proxy.budget.held == 2**16)

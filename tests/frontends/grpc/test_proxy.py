@@ -60,7 +60,7 @@ async def test_only_an_inference_is_use_of_a_model(proxy, channel, method, messa
     assert usage.served == 1
 
 
-async def test_a_model_that_triton_lost_and_that_comes_back_is_not_ready(proxy, channel):
+async def test_lost_model_is_not_ready_while_returning(proxy, channel):
     has_lost = True
 
     async def act(message, context):
@@ -142,7 +142,7 @@ IDS = [("x-request-id", "7"), ("traceparent", f"00-{'a' * 32}-{'b' * 16}-01")]
 @pytest.mark.parametrize("name", ["nope", "a\0"], ids=["unknown", "no name"])
 @pytest.mark.parametrize("size", [1, 20_000], ids=["one frame", "several"])
 @pytest.mark.parametrize("is_of_mesh", [False, True])
-async def test_it_refuses_at_once_as_the_fallback_server_does(
+async def test_refusals_match_the_fallback_servers(
     proxy, channel, caplog, *, name, size, is_of_mesh
 ):
     """A message that does not begin with the model's name goes to the fallback server."""
@@ -190,7 +190,7 @@ async def test_mesh_is_told_not_found_without_triton(size, monkeypatch):
         assert (code, text) == ("NOT_FOUND", "ModelNotFound: Triton exited, and model 'm' with it")
 
 
-async def test_a_model_may_be_unavailable_in_the_words_of_a_connection(proxy, channel):
+async def test_unavailable_model_is_told_from_lost_connection(proxy, channel):
     async def act(message, context):
         await context.abort(grpc.StatusCode.UNAVAILABLE, "connection refused by the feature store")
 
@@ -203,7 +203,7 @@ async def test_a_model_may_be_unavailable_in_the_words_of_a_connection(proxy, ch
 
 
 @limited(max_message_bytes=MIB)
-async def test_an_answer_over_the_limit_is_told_with_its_size(proxy, channel):
+async def test_too_large_answer_fails_with_its_size(proxy, channel):
     async def act(message, context):
         return bytes(2 * MIB)
 
@@ -244,7 +244,7 @@ class Slow:
 
 
 @limited(takes_cancels=True)
-async def test_a_triton_that_survives_cancels_hears_of_a_caller_who_cancels(proxy, channel):
+async def test_newer_triton_hears_of_cancels(proxy, channel):
     act = Slow()
     proxy.answer_with(act.serve)
     call = channel.unary_unary(INFER)(request_of())
@@ -276,7 +276,7 @@ async def test_triton_never_hears_of_a_caller_who(proxy, end):
     await proxy.until_at_rest()
 
 
-async def test_a_closing_listener_waits_for_what_triton_still_works_on(proxy, channel):
+async def test_closing_listener_waits_for_triton(proxy, channel):
     act = Slow()
     proxy.answer_with(act.serve)
     await channel.channel_ready()
@@ -301,7 +301,7 @@ async def test_bug_in_judging_failure_frees_model(proxy, channel, monkeypatch):
     assert proxy.counted("INTERNAL") == 1
 
 
-async def test_what_was_not_started_is_answered_by_trailers_alone(proxy):
+async def test_unstarted_call_is_answered_by_trailers_alone(proxy):
     """A proxy sees the metadata of such an answer as headers, before any body."""
     async with wire_to(proxy.address) as wire:
         proxy.triton = "127.0.0.1:1"
@@ -317,9 +317,7 @@ async def test_what_was_not_started_is_answered_by_trailers_alone(proxy):
 
 
 @pytest.mark.parametrize("sent", [b"", frames.settings({}), b"garbage" * 10])
-async def test_triton_that_breaks_off_is_unavailable_and_the_next_call_connects_anew(
-    proxy, channel, sent
-):
+async def test_next_call_connects_anew_after_a_break(proxy, channel, sent):
     async def cut(reader, writer):
         await reader.read(100_000)
         writer.write(sent)
@@ -345,7 +343,7 @@ async def test_triton_that_breaks_off_is_unavailable_and_the_next_call_connects_
 @pytest.mark.parametrize("path", [INFER, f"{INFER}x"])
 @pytest.mark.slow
 @limited(max_message_bytes=MIB)
-async def test_a_request_over_the_limit_is_refused_and_the_others_go_on(proxy, channel, path):
+async def test_request_over_the_limit_fails_alone(proxy, channel, path):
     big = pb.ModelInferRequest(model_name="m", raw_input_contents=[bytes(9 * MIB)])
     for _ in range(3):
         refused = refusal(channel.unary_unary(path)(big.SerializeToString()))

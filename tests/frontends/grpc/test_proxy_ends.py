@@ -32,9 +32,7 @@ def goaway(last: int, code: int = 0) -> bytes:
 
 @pytest.mark.parametrize("limit", [b"300m", b"200000u", b"1S"])
 @pytest.mark.slow
-async def test_the_callers_limit_of_time_is_kept_though_the_caller_waits(
-    proxy, upstream, wire, limit
-):
+async def test_deadline_holds_while_the_caller_waits(proxy, upstream, wire, limit):
     block = head_of(INFER, (b"grpc-timeout", limit))
     wire.send(frames.header_block(1, block, end=False))
     wire.send(complete(1))
@@ -49,7 +47,7 @@ async def test_the_callers_limit_of_time_is_kept_though_the_caller_waits(
 
 
 @limited(timeout_seconds=0.5)
-async def test_an_answer_that_stands_still_is_given_up_in_time(proxy, upstream, wire):
+async def test_stalled_answer_is_given_up_in_time(proxy, upstream, wire):
     wire.send(request(1))
     triton = await upstream.accepted()
     triton.send(frames.header_block(1, HEAD, end=False))
@@ -64,7 +62,7 @@ async def test_an_answer_that_stands_still_is_given_up_in_time(proxy, upstream, 
 
 
 @limited(timeout_seconds=0.3)
-async def test_a_request_that_does_not_come_is_given_up_in_time(proxy, wire):
+async def test_missing_request_is_given_up_in_time(proxy, wire):
     wire.send(begin(1))
     wire.send(frame(frames.DATA, 0, 1, b"\0"))
     _, trailers = await wire.answer(1)
@@ -155,7 +153,7 @@ async def test_more_streams_than_were_agreed_are_refused(proxy, wire):
     ],
     ids=["TLS", "HTTP/1.1", "nearly"],
 )
-async def test_what_is_not_http_2_is_closed_at_once(proxy, sent):
+async def test_other_protocols_are_closed_at_once(proxy, sent):
     async with wire_to(proxy.address) as wire:
         wire.send(sent)
         assert await wire.ended_with() == Code.PROTOCOL_ERROR
@@ -171,7 +169,7 @@ async def test_other_methods_never_reach_triton(proxy, channel, method):
 
 
 @pytest.mark.slow
-async def test_a_slow_reader_gets_all_of_its_answer_though_the_proxy_closes(proxy, upstream, wire):
+async def test_slow_reader_gets_all_from_a_closing_proxy(proxy, upstream, wire):
     wire.widen()
     wire.send(request(1))
     triton = await upstream.asked()
@@ -211,7 +209,7 @@ RESERVED = 1 << 31
 
 @pytest.mark.parametrize("name", ["m", "team/a"])
 @pytest.mark.parametrize("masked", [(0, RESERVED), (RESERVED, 0), (RESERVED, RESERVED)])
-async def test_the_reserved_bit_of_a_streams_number_is_ignored(proxy, wire, masked, name):
+async def test_reserved_bit_of_stream_ids_is_ignored(proxy, wire, masked, name):
     """RFC 9113 section 4.1."""
     of_head, of_data = masked
     wire.send(

@@ -108,7 +108,7 @@ async def test_flood_costs_no_more_than_plain_frames(one, monkeypatch):
         assert flood < 50 * plain  # it was hundreds
 
 
-async def test_a_frame_of_too_many_settings_ends_the_connection(proxy, wire):
+async def test_too_many_settings_end_the_connection(proxy, wire):
     wire.send(settings(*[1] * 64), frames.ping(b"all here"))
     await wire.until(frames.PING)
     wire.send(settings(*[1] * 65))
@@ -124,14 +124,14 @@ async def test_continuations_count_as_frames_that_move_nothing(proxy, wire):
 
 
 @pytest.mark.usefixtures("one_second")
-async def test_settings_that_change_the_windows_of_many_streams_count_for_each(proxy, wire):
+async def test_window_changes_count_for_each_stream(proxy, wire):
     for stream_id in range(1, 2 * STREAMS, 2):
         wire.send(begin(stream_id))
     wire.send(*[settings(1), settings(2)] * 1000)
     assert await wire.ended_with() == Code.ENHANCE_YOUR_CALM
 
 
-async def test_the_last_window_of_a_frame_of_settings_holds(proxy, wire):
+async def test_last_window_setting_of_a_frame_holds(proxy, wire):
     wire.send(frames.settings({frames.INITIAL_WINDOW_SIZE: 0}))
     wire.send(request(1), settings(2**31 - 1, 7, 0, 3))
     assert len((await wire.until(frames.DATA, 1))[2]) == 3
@@ -140,7 +140,7 @@ async def test_the_last_window_of_a_frame_of_settings_holds(proxy, wire):
 
 
 @pytest.mark.parametrize("windows", [(2**31, 1), (1, 2**31)])
-async def test_each_window_of_a_frame_of_settings_is_judged(proxy, wire, windows):
+async def test_each_window_setting_is_checked(proxy, wire, windows):
     wire.send(settings(*windows))
     assert await wire.ended_with() == Code.FLOW_CONTROL_ERROR
 
@@ -176,7 +176,7 @@ SMALL_FRAMES = {
 
 
 @pytest.mark.parametrize("one", SMALL_FRAMES.values(), ids=SMALL_FRAMES)
-async def test_small_frames_end_their_connection_however_slowly_they_come(proxy, wire, one):
+async def test_small_frames_end_their_connection_however_slow(proxy, wire, one):
     wire.send(begin(1, STREAM))
     wire.send(frame(frames.DATA, 0, 1, prefixed(bytes(500_000))[:5]))
     twice = begin(3, STREAM)
@@ -201,7 +201,7 @@ async def answer_each(requests, _):
 
 
 @pytest.mark.slow
-async def test_acknowledgements_of_answers_are_no_small_frames_however_many(proxy, wire):
+async def test_acknowledgements_are_no_small_frames(proxy, wire):
     """Each piece of an answer is acknowledged as the busiest of clients do: with its windows and a
     PING.
     """
@@ -239,9 +239,7 @@ def tiny_data(i: int) -> bytes:
 @pytest.mark.parametrize("flood", [heads, known_heads, tiny_data])
 @pytest.mark.usefixtures("one_second")
 @pytest.mark.slow
-async def test_a_flood_ends_its_connection_and_others_get_their_answers(
-    proxy, wire, channel, flood
-):
+async def test_flood_ends_its_connection_alone(proxy, wire, channel, flood):
     for i in range(500):
         wire.send(flood(i))
         if i % 10 == 9:
@@ -273,7 +271,7 @@ async def test_thousand_calls_with_own_ids_are_no_flood(proxy, wire):
 
 @pytest.mark.usefixtures("one_second")
 @pytest.mark.slow
-async def test_small_calls_one_after_the_other_are_no_flood_however_many(proxy, wire):
+async def test_consecutive_small_calls_are_no_flood(proxy, wire):
     for i in range(1, 1001, 2):
         own = [(b"x-id-%d" % j, b"%036d" % i) for j in range(10)]
         wire.send(begin(i, INFER, *own))
@@ -284,6 +282,6 @@ async def test_small_calls_one_after_the_other_are_no_flood_however_many(proxy, 
 
 @pytest.mark.usefixtures("one_second")
 @pytest.mark.slow
-async def test_a_large_message_in_frames_of_16_kib_is_no_flood(proxy, channel):
+async def test_message_in_16_kib_frames_is_no_flood(proxy, channel):
     message = big_request("m", 16 * MIB)
     assert await channel.unary_unary(INFER)(message)

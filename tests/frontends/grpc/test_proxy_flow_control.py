@@ -61,7 +61,7 @@ async def test_windows_and_settings_end_where_they_are_said(proxy, upstream, wir
         assert updates == [(0, greeting.to_bytes(4, "big"))]
 
 
-async def test_windows_are_given_back_in_large_parts_both_ways(proxy, upstream, wire):
+async def test_windows_are_returned_in_large_parts(proxy, upstream, wire):
     """Each frame that says so costs its peer as much as one that moves something."""
     message = prefixed(big_request("m", 2 * MIB))
     wire.widen()
@@ -79,7 +79,7 @@ async def test_windows_are_given_back_in_large_parts_both_ways(proxy, upstream, 
         assert 2 <= updates.count(0) <= 1 + updates.count(1) + 2 * 2
 
 
-async def test_a_tensor_of_600_kib_may_come_without_a_pause(proxy, upstream, wire):
+async def test_600_kib_tensor_may_come_without_a_pause(proxy, upstream, wire):
     message = prefixed(big_request("m", 600 * 2**10))
     wire.send(begin(1), *data_frames(1, message))
     triton = await upstream.accepted()  # which takes nothing yet, so that nothing is given back
@@ -110,7 +110,7 @@ def sized(stream_id: int, name: str, size: int) -> bytes:
     return begin(stream_id) + frame(frames.DATA, frames.END_STREAM, stream_id, message)
 
 
-async def test_answers_of_both_never_overrun_the_window_and_all_arrive(proxy, wire):
+async def test_concurrent_answers_never_overrun_the_window(proxy, wire):
     proxy.answer_with(answer_sized)
     wire.send(frames.settings({frames.INITIAL_WINDOW_SIZE: frames.MAX_WINDOW}))
     sizes = {1: 1, 3: 50_000, 5: 60_000, 7: 40_000, 9: 50_000}
@@ -151,7 +151,7 @@ async def test_closing_listener_waits_for_closed_windows(proxy, upstream, wire):
 
 
 @pytest.mark.parametrize("name", ["m", "team/a"])
-async def test_an_answer_that_is_not_read_holds_up_no_other(proxy, wire, name):
+async def test_unread_answer_holds_up_no_other(proxy, wire, name):
     """Of many answers a caller takes none but the last; nor does Triton wait for it."""
     proxy.answer_with(answer_sized)
     wire.send(frames.settings({frames.INITIAL_WINDOW_SIZE: 1}))
@@ -167,7 +167,7 @@ async def test_an_answer_that_is_not_read_holds_up_no_other(proxy, wire, name):
     assert held(proxy) < 6 * MIB
 
 
-async def test_a_request_that_triton_does_not_take_holds_up_no_other(proxy, upstream, wire):
+async def test_untaken_request_holds_up_no_other(proxy, upstream, wire):
     message = prefixed(big_request("m", MIB))
     for stream_id in (1, 3, 5):
         wire.send(begin(stream_id))
@@ -222,7 +222,7 @@ async def test_crowd_of_unfinished_requests_is_all_answered(proxy, wire):
 # -- what Triton has of a request
 
 
-async def test_triton_hears_of_a_small_request_when_all_of_it_is_here(proxy, upstream, wire):
+async def test_small_request_reaches_triton_whole(proxy, upstream, wire):
     message = prefixed(big_request("m", 200_000))
     wire.send(begin(1))
     wire.send(*data_frames(1, message)[:12])
@@ -236,7 +236,7 @@ async def test_triton_hears_of_a_small_request_when_all_of_it_is_here(proxy, ups
     assert [got[2] for got in triton.got if got[0] == frames.HEADERS] == [1]
 
 
-async def test_triton_never_has_all_of_a_request_that_has_not_ended(proxy, upstream, wire):
+async def test_triton_gets_no_unfinished_request_whole(proxy, upstream, wire):
     """All bytes are here but the end is not: the last byte waits, so a reset meets no request."""
     message = prefixed(big_request("m", 300_000))
     first, rest = message[: 2**18], message[2**18 :]
@@ -265,7 +265,7 @@ async def test_triton_never_has_all_of_a_request_that_has_not_ended(proxy, upstr
     assert resets == [1]
 
 
-async def test_a_window_that_shrinks_amid_an_answer_is_kept(proxy, wire):
+async def test_window_shrinking_during_answer_is_kept(proxy, wire):
     wire.send(frames.settings({frames.INITIAL_WINDOW_SIZE: 30_000}))
     wire.send(frames.window_update(0, 2**30))
     wire.send(begin(1))

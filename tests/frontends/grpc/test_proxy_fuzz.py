@@ -154,7 +154,7 @@ def with_no_bug(play):
 
 @settings(max_examples=3 * settings().max_examples)
 @given(st.data(), st.binary(max_size=40) | st.sampled_from([request_of(), request_of() * 2]))
-def test_a_message_in_pieces_is_judged_as_in_one(data, message):
+def test_split_message_is_read_as_a_whole_one(data, message):
     cuts = data.draw(st.lists(st.integers(0, len(message)), max_size=5).map(sorted))
     pieces = [message[a:b] for a, b in zip([0, *cuts], [*cuts, len(message)], strict=True)]
 
@@ -244,7 +244,7 @@ def test_block_by_fields_means_the_whole_block(blocks, garbage, huffman):
     st.lists(st.lists(st.tuples(NAMES, VALUES), max_size=5), min_size=1, max_size=6),
     st.booleans(),
 )
-def test_a_block_over_the_limit_has_its_effect_on_the_table(blocks, huffman):
+def test_oversized_header_block_still_updates_the_table(blocks, huffman):
     """Whether later blocks are read as another HPACK reads them, which has no limit."""
     encoder, other = Encoder(), Decoder()
     reader = HeaderReader(HeaderBlockCache(lambda headers: headers), 300)

@@ -31,7 +31,7 @@ async def last_taken(wire: Wire) -> int:
     return int.from_bytes(payload[:4], "big")
 
 
-async def test_what_came_before_the_caller_heard_that_the_listener_closes_is_served(proxy, wire):
+async def test_streams_before_goaway_are_served(proxy, wire):
     wire.send(request(1))
     await wire.answer(1)
     closing = asyncio.create_task(proxy.server.close(5))

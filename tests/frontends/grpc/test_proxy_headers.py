@@ -69,7 +69,7 @@ async def test_unknown_encoding_is_told_the_known_ones(proxy, wire, path):
 
 
 @pytest.mark.parametrize("path", [INFER, STREAM])
-async def test_odd_headers_are_the_callers_fault_and_others_go_on(proxy, wire, path):
+async def test_odd_headers_fail_their_call_alone(proxy, wire, path):
     for number, (name, odd) in enumerate(ODD.items()):
         with case(name):
             _, trailers = await answered(wire, 4 * number + 1, head_of(path, odd))
@@ -103,7 +103,7 @@ async def test_unknown_compressed_flag_is_refused(proxy, wire, path):
     assert proxy.in_flight("m") == 0
 
 
-async def test_a_long_name_of_a_header_is_cut_in_the_error(proxy, wire):
+async def test_long_header_name_is_cut_in_the_error(proxy, wire):
     for number, name in enumerate((b"a" * 9000 + b"-bin", b"a/" * 4500)):
         _, trailers = await answered(wire, 2 * number + 1, head_of(INFER, (name, b"!!")))
         assert status(trailers) == "INVALID_ARGUMENT"
@@ -175,9 +175,7 @@ TOO_LARGE = {
 @pytest.mark.parametrize("has_table", [True, False], ids=["a table", "no table"])
 @pytest.mark.parametrize("is_grpc", [True, False], ids=["gRPC", "not gRPC"])
 @pytest.mark.parametrize(("count", "size"), TOO_LARGE.values(), ids=TOO_LARGE)
-async def test_headers_over_the_limit_fail_their_call_and_others_go_on(
-    proxy, count, size, is_grpc, has_table
-):
+async def test_oversized_headers_fail_their_call_alone(proxy, count, size, is_grpc, has_table):
     """As grpc answers them, others as RFC 6585 has it; what they put into the table stays there."""
     async with wire_to(proxy.address) as wire:
         encoder = Encoder()
@@ -210,7 +208,7 @@ async def test_headers_over_the_limit_fail_their_call_and_others_go_on(
         assert len(data) > 5
 
 
-async def test_headers_over_four_times_the_limit_end_a_connection_with_a_table(proxy):
+async def test_headers_over_four_limits_end_the_connection(proxy):
     async with wire_to(proxy.address) as wire:
         wire.send(frames.PREFACE, frames.settings({}))
         wire.send(frame(frames.HEADERS, frames.END_HEADERS, 1, head_of()[1:] + b"\x82" * 600))
@@ -225,7 +223,7 @@ async def test_128_headers_pass(proxy, wire):
     assert len(data) > 5
 
 
-async def test_a_call_whose_time_is_up_when_it_comes_is_late(proxy, wire):
+async def test_expired_call_is_late_on_arrival(proxy, wire):
     block = head_of(INFER, (b"grpc-timeout", b"0m"))
     wire.send(frames.header_block(1, block, end=False))
     wire.send(complete(1))

@@ -51,7 +51,7 @@ async def answered(proxy, path, pieces, *more, end=True):
 
 
 @pytest.mark.parametrize("path", [INFER, READY, LIVE, LOAD])
-async def test_a_message_that_breaks_off_is_answered_at_once(proxy, path):
+async def test_message_that_breaks_off_is_answered_at_once(proxy, path):
     for size in (0, 1, 3, 5, 6, 9, 10, 20, len(MESSAGE) - 1):
         with case(size):
             trailers = await answered(proxy, path, [MESSAGE[:size]])
@@ -61,7 +61,7 @@ async def test_a_message_that_breaks_off_is_answered_at_once(proxy, path):
 
 
 @pytest.mark.parametrize("path", [INFER, READY])
-async def test_a_call_without_a_message_is_answered_at_once(proxy, path):
+async def test_call_without_message_is_answered_at_once(proxy, path):
     trailers = await answered(proxy, path, [])
     assert status(trailers) == "INTERNAL"
     assert b"the request ended after 0 bytes" in trailers
@@ -69,7 +69,7 @@ async def test_a_call_without_a_message_is_answered_at_once(proxy, path):
 
 @pytest.mark.parametrize("name", ["m", "team/a"])
 @pytest.mark.parametrize("last", [b"", b"x"])
-async def test_a_message_of_many_frames_that_breaks_off_is_answered_at_once(proxy, name, last):
+async def test_broken_off_many_frame_message_is_answered(proxy, name, last):
     message = prefixed(request_of(name, *[1.0] * 100_000))[:-2]
     pieces = [message[at : at + 2**14] for at in range(0, len(message), 2**14)]
     trailers = await answered(proxy, INFER, [*pieces, last])
@@ -93,7 +93,7 @@ async def test_a_message_that_cannot_be_unpacked_is_answered(proxy, path):
             assert status(await answered(proxy, path, [message], *more)) != "OK"
 
 
-async def test_a_stream_without_messages_is_answered_as_it_was(proxy):
+async def test_stream_without_messages_is_answered_as_before(proxy):
     proxy.answer_with(silent)
     assert status(await answered(proxy, STREAM, [b""])) == "OK"
     assert status(await answered(proxy, STREAM, [])) == "OK"

@@ -125,7 +125,7 @@ async def test_only_fallback_has_its_own_limit():
             assert f"message larger than max ({len(large)} vs. {MIB})" in text
 
 
-async def test_a_load_may_bring_files_above_the_limit_of_other_calls():
+async def test_load_may_bring_files_above_other_limits():
     limits = MessageLimits(unary=1000, stream=4000)
     async with proxy_before(echo, limits=limits) as proxy, channel_to(proxy.address) as channel:
         for size, found in ((2000, "UNIMPLEMENTED"), (5000, "RESOURCE_EXHAUSTED")):
@@ -155,7 +155,7 @@ async def taken(proxy: ProxySetup) -> AsyncIterator[HeldBody]:
 
 
 @limited(max_inflight_bytes=MIB)
-async def test_large_requests_wait_for_room_and_small_ones_go_on_beside_them(proxy, channel, taken):
+async def test_large_requests_wait_and_small_ones_go_on(proxy, channel, taken):
     infer = channel.unary_unary(INFER)
     large = asyncio.ensure_future(infer(BEGUN[5:]))
     await until(lambda: proxy.budget.waiting == 1)
@@ -185,7 +185,7 @@ async def test_who_leaves_while_it_waits_keeps_nothing(proxy, wire, end):
 
 @limited(max_inflight_bytes=MIB)
 @pytest.mark.usefixtures("taken")
-async def test_the_deadline_of_what_waits_for_room_is_kept(proxy, channel):
+async def test_deadline_holds_while_waiting_for_room(proxy, channel):
     call = channel.unary_unary(INFER)(BEGUN[5:], timeout=0.5)
     assert (await refusal(call))[0] == "DEADLINE_EXCEEDED"
     await until(lambda: not proxy.budget.waiting)
@@ -193,7 +193,7 @@ async def test_the_deadline_of_what_waits_for_room_is_kept(proxy, channel):
 
 @limited(max_inflight_bytes=MIB)
 @pytest.mark.usefixtures("taken")
-async def test_what_finds_no_room_is_refused_after_a_while(channel, monkeypatch):
+async def test_request_without_room_is_refused_in_time(channel, monkeypatch):
     monkeypatch.setattr(byte_budget, "_WAIT_SECONDS", 0.2)
     code, text = await refusal(channel.unary_unary(INFER)(BEGUN[5:]))
     assert code == "RESOURCE_EXHAUSTED"
@@ -201,7 +201,7 @@ async def test_what_finds_no_room_is_refused_after_a_while(channel, monkeypatch)
 
 
 @limited(max_inflight_bytes=MIB)
-async def test_who_waits_may_send_one_window_and_no_more(proxy, wire, taken):
+async def test_waiting_caller_may_send_one_window(proxy, wire, taken):
     wire.send(begun(1, STREAM_WINDOW // 2**14))
     await until(lambda: proxy.budget.held == MIB + STREAM_WINDOW)
     assert not [f for f in wire.got if f[0] == frames.WINDOW_UPDATE and f[2] == 1]
@@ -211,7 +211,7 @@ async def test_who_waits_may_send_one_window_and_no_more(proxy, wire, taken):
 
 @limited(max_inflight_bytes=MIB)
 @pytest.mark.usefixtures("taken")
-async def test_what_waits_is_refused_where_it_keeps_out_what_need_not_wait(proxy, wire):
+async def test_waiting_request_that_blocks_others_is_refused(proxy, wire):
     """The window of the connection is used up by two who wait."""
     wire.send(begun(1, 32), begun(3, 32))
     await until(lambda: proxy.budget.held == 2 * MIB)

@@ -31,7 +31,7 @@ async def come_to_rest(proxy) -> None:
 
 
 @pytest.mark.slow
-async def test_a_triton_that_reads_nothing_is_no_reason_to_hold_more(proxy, upstream):
+async def test_stalled_triton_makes_us_hold_no_more(proxy, upstream):
     callers, size = 8, 16 * MIB
 
     async def send(wire):
@@ -60,7 +60,7 @@ async def drained(upstream, size):
     await Wire(*upstream.pairs.pop()).data(1, size)
 
 
-async def test_a_caller_that_reads_nothing_is_no_reason_to_hold_more(proxy, upstream, wire):
+async def test_stalled_caller_makes_us_hold_no_more(proxy, upstream, wire):
     wire.widen()
     wire.send(request(1))
     triton = await upstream.asked()
@@ -78,7 +78,7 @@ async def test_a_caller_that_reads_nothing_is_no_reason_to_hold_more(proxy, upst
 
 
 @pytest.mark.slow
-async def test_who_makes_us_answer_and_reads_nothing_is_cut_off(proxy, wire):
+async def test_caller_that_reads_no_answers_is_cut(proxy, wire):
     await until(lambda: proxy.server._sessions)
     session = proxy.session
     wire.reader._transport.pause_reading()

@@ -31,7 +31,7 @@ FIRST_OF_TABLE = b"\xbe"
 
 
 @pytest.mark.parametrize("name", ["m", "team/a"])
-async def test_a_client_with_a_window_of_one_byte_gets_all(proxy, wire, name):
+async def test_one_byte_window_still_gets_all(proxy, wire, name):
     wire.send(frames.settings({frames.INITIAL_WINDOW_SIZE: 1}))
     wire.send(request(1, name))
     data, ended = b"", False
@@ -126,7 +126,7 @@ BROKEN = [
 
 
 @pytest.mark.usefixtures("one_second")
-async def test_what_breaks_the_protocol_ends_the_connection_with_its_code(proxy):
+async def test_protocol_errors_end_connections_with_their_code(proxy):
     async with channel_to(proxy.address) as others:
         for number, (sent, code) in enumerate(BROKEN):
             with case(number, sent[:100]):
@@ -165,7 +165,7 @@ async def test_headers_behind_request_end_its_stream(wire, upstream):
     assert await wire.reset_of(1) == Code.STREAM_CLOSED
 
 
-async def test_more_than_the_window_of_a_stream_ends_that_stream(proxy, upstream, wire):
+async def test_overrun_stream_window_ends_the_stream(proxy, upstream, wire):
     wire.send(ONE)
     message = prefixed(big_request("m", MIB))
     wire.send(frame(frames.DATA, 0, 1, message[:1000]))
@@ -176,7 +176,7 @@ async def test_more_than_the_window_of_a_stream_ends_that_stream(proxy, upstream
 
 
 @limited(max_inflight_bytes=1)
-async def test_more_than_the_window_of_the_connection_ends_it(proxy, upstream, wire):
+async def test_overrun_connection_window_ends_the_connection(proxy, upstream, wire):
     await wire.until(frames.SETTINGS)
     message = prefixed(big_request("m", MIB))
     wire.send(ONE, frame(frames.DATA, 0, 1, message[:1000]))
@@ -203,7 +203,7 @@ async def ask(wire: Wire, stream_id: int, block: bytes) -> None:
     await wire.answer(stream_id)
 
 
-async def test_a_client_keeps_its_table_until_its_size_update(proxy):
+async def test_client_keeps_its_table_until_size_update(proxy):
     """grpc-okhttp acknowledges our SETTINGS and goes on using its table (RFC 7541 section 4.2)."""
     async with wire_to(proxy.address) as wire:
         encoder = Encoder()

@@ -65,7 +65,7 @@ def ends(found: tuple[int, int, int, bytes]) -> bool:
     return found[0] == frames.HEADERS and bool(found[1] & frames.END_STREAM)
 
 
-async def test_a_stream_begins_before_hundreds_that_another_connection_has_opened_earlier(proxy):
+async def test_stream_begins_before_hundreds_of_another_connection(proxy):
     names = []
 
     async def act(requests, _):

@@ -69,7 +69,7 @@ async def unloading(proxy) -> asyncio.Task[None]:
     return task
 
 
-async def test_an_unload_refuses_a_request_that_has_not_wholly_come():
+async def test_unload_refuses_unfinished_requests():
     async with opened() as (proxy, upstream, wire):
         wire.send(begun(280_000))
         triton = await upstream.asked()
@@ -80,7 +80,7 @@ async def test_an_unload_refuses_a_request_that_has_not_wholly_come():
         assert not any(found[1] for found in triton.got if found[0] == frames.DATA)
 
 
-async def test_an_unload_waits_for_a_request_that_has_wholly_come():
+async def test_unload_waits_for_whole_requests():
     async with opened(window=1000) as (proxy, upstream, wire):
         wire.send(request(1))
         triton = await upstream.asked()
@@ -93,7 +93,7 @@ async def test_an_unload_waits_for_a_request_that_has_wholly_come():
 
 @pytest.mark.parametrize("size", [0, 1000, 280_000])
 @pytest.mark.slow
-async def test_a_drain_refuses_a_request_that_has_not_wholly_come(size):
+async def test_drain_refuses_unfinished_requests(size):
     async with opened() as (proxy, _, wire):
         wire.send(begun(size))
         await wire.round_trip()
@@ -115,7 +115,7 @@ async def test_a_request_that_comes_slowly_is_refused(size):
         await proxy.until_free("m")
 
 
-async def test_body_is_not_slow_while_it_waits_to_be_read(monkeypatch):
+async def test_unread_body_does_not_count_as_slow(monkeypatch):
     """A flood on other connections leaves the adapter itself no time for this one."""
     waiting = []
     async with opened(SHORT) as (proxy, _, wire):

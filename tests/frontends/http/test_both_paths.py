@@ -104,7 +104,7 @@ async def test_both_paths_refuse_with_same_bytes_and_log(
 
 @pytest.mark.parametrize("name", ["Authorization", "X-Amz-Date", "traceparent"])
 @pytest.mark.parametrize("path", ["/models/nobody/invoke", "/v2/models/nobody/infer"])
-async def test_a_refusal_is_logged_where_a_line_that_differs_comes_twice(
+async def test_refusal_is_logged_despite_repeated_header(
     listener: Listener, caller: Caller, path: str, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -118,7 +118,7 @@ async def test_a_refusal_is_logged_where_a_line_that_differs_comes_twice(
 
 
 @pytest.mark.parametrize("path", ["/models/nobody/invoke", "/v2/models/nobody/infer"])
-async def test_a_refusal_calls_less_of_the_adapter_than_an_answer(
+async def test_refusal_calls_less_code_than_an_answer(
     listener: Listener, caller: Caller, path: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.ERROR)  # a flood of them leaves few lines, as the next test says
@@ -149,7 +149,7 @@ def counted_calls() -> Iterator[Counter[str]]:
 
 
 @pytest.mark.parametrize("more", [(), HANDLED_FIELDS], ids=["planned", "handled"])
-async def test_a_flood_of_refusals_leaves_some_lines_and_their_sum(
+async def test_refusal_flood_logs_some_lines_and_sum(
     listener: Listener, more: tuple[str, ...], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -167,7 +167,7 @@ async def test_a_flood_of_refusals_leaves_some_lines_and_their_sum(
     assert summed_up
 
 
-async def test_a_thousand_refusals_behind_one_another_are_answered_in_their_order(
+async def test_thousand_pipelined_refusals_come_in_order(
     listener: Listener, caller: Caller
 ) -> None:
     names = [f"nobody{number}" for number in range(1500)]

@@ -40,7 +40,7 @@ async def test_endpoint_error_has_code_and_retry_hint(
     assert (headers["x-triton-adapter-cache"], len(headers["x-amzn-requestid"])) == ("miss", 36)
 
 
-async def test_one_connection_too_many_is_told_to_come_again_in_both_contracts() -> None:
+async def test_connection_over_the_limit_is_told_to_retry() -> None:
     async with opened(connections=Connections(1)) as listener:
         await (await listener.connect()).send(head(HANDLED, "Content-Length: 9"))
         found = await (await listener.connect()).answer()

@@ -47,7 +47,7 @@ def test_nothing_is_planned_before_there_is_a_triton():
 
 
 @rows("name", ["X-A", "traceparent"])
-def test_line_that_triton_does_not_read_is_not_planned(name):
+def test_header_unread_by_triton_is_not_planned(name):
     known = heads()
     assert plan_of(head(V2, LENGTH, f"{name}: {'a' * 8000}"), known) is not None
     raw = head(V2, LENGTH, f"{name}: {'a' * 8200}")
@@ -123,7 +123,7 @@ def test_lines_that_differ_go_with_their_own_request(path, line, is_told):
         assert lines == (f"{own}\r\n".encode() if is_told else b"")
 
 
-async def test_one_head_with_many_bodies_asks_for_each_of_them(listener, caller):
+async def test_one_head_with_many_bodies_asks_for_each(listener, caller):
     bodies = [b"[%d]" % number for number in range(10, 30)]
     for body in bodies:
         assert (await caller.ask(request(PLANNED, body))).status == 200

@@ -72,7 +72,7 @@ async def test_query_is_no_path_in_absolute_form(listener, caller, path, authori
 
 
 @pytest.mark.parametrize("path", [PLANNED, V2])
-async def test_chunks_are_passed_on_in_chunks_of_their_own(listener, caller, path):
+async def test_chunked_bodies_are_rechunked(listener, caller, path):
     raw = head(path, CHUNKED) + chunks(b"{", b"}")
     assert (await caller.ask(raw)).status == 200
     await caller.send(raw[:-12])
@@ -107,7 +107,7 @@ async def test_large_compressed_body_is_passed_on(listener, caller):
     assert listener.whole_requests() == [body]
 
 
-async def test_lease_begins_in_the_turn_that_ends_its_wait(listener, monkeypatch):
+async def test_lease_begins_when_its_wait_ends(listener, monkeypatch):
     """An unload in the next turn would find no request, as the coroutine is stepped after it."""
     in_flight: list[int] = []
 
@@ -154,7 +154,7 @@ async def test_wait_for_a_model_counts_as_no_overhead(monkeypatch):
         assert listener.served("sagemaker", "invoke").answers == 1
 
 
-async def test_slow_body_of_a_converted_type_is_the_callers_time():
+async def test_slow_converted_body_is_the_callers_time():
     """It is gathered before the model is known to convert it."""
     async with opened(answer) as listener:
         record = listener.fakes.control.registry.serving(ModelId("m"))
@@ -178,7 +178,7 @@ async def test_slow_body_of_a_converted_type_is_the_callers_time():
         assert listener.served("sagemaker", "invoke").callers._sum >= 0.1
 
 
-async def test_client_that_leaves_while_its_model_is_awaited_ends_the_wait(listener, monkeypatch):
+async def test_client_leaving_while_waiting_ends_the_wait(listener, monkeypatch):
     ended = asyncio.Event()
 
     async def wait_for_lease(*_: object) -> Lease:

@@ -63,7 +63,7 @@ async def test_connection_is_kept_as_its_caller_wants(
         assert await caller.rest() == b""
 
 
-async def test_http_1_0_knows_no_chunks_so_the_connection_ends_the_answer(listener, caller):
+async def test_http_1_0_answer_ends_with_the_connection(listener, caller):
     answer = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nab\r\n0\r\n\r\n"
     listener.upstream.script = says(answer)
     found = await caller.ask(request(PLANNED, b"{}", KEEP, version="1.0"))
@@ -72,7 +72,7 @@ async def test_http_1_0_knows_no_chunks_so_the_connection_ends_the_answer(listen
 
 
 @both
-async def test_what_comes_behind_a_request_waits_for_its_answer(listener, caller, path):
+async def test_pipelined_request_waits_for_the_answer(listener, caller, path):
     await listener.hold(caller, path, request(HANDLED, b"next"))
     await turns(20)
     assert b"next" not in listener.bodies
@@ -120,7 +120,7 @@ async def test_what_waits_does_not_grow_with_each_answer(tmp_path):
 
 
 @both
-async def test_a_caller_who_was_held_back_is_read_from_again(listener, caller, path):
+async def test_paused_caller_is_read_again(listener, caller, path):
     held_back = request(path, bytes(100_000))
     await caller.send(request(await listener.waiting(path)) + held_back)
     await until(lambda: not listener.connection.transport.is_reading())
@@ -129,7 +129,7 @@ async def test_a_caller_who_was_held_back_is_read_from_again(listener, caller, p
     assert (await caller.ask(request(path))).status == 200
 
 
-async def test_an_answer_that_gets_another_name_has_nothing_of_the_one_before(listener):
+async def test_renamed_answer_keeps_nothing_of_the_former(listener):
     listener.contracts.sagemaker.renames = True
     caller = await listener.connect()
     for byte in (b"a", b"b"):
@@ -240,7 +240,7 @@ async def test_refused_request_has_no_100_and_ends(listener, caller):
 
 
 @both
-async def test_head_has_no_body_and_leaves_the_connection_in_step(listener, caller, path):
+async def test_head_answer_has_no_body(listener, caller, path):
     await caller.send(head(path, method="HEAD") + request(path))
     found = await caller.head()
     assert found.status == 200
@@ -298,7 +298,7 @@ async def test_an_answer_is_passed_on_piece_by_piece(listener, caller, is_chunke
 
 
 @pytest.mark.parametrize("path", [PLANNED, "/app/echo"])
-async def test_a_caller_that_does_not_read_holds_triton_and_the_application_back(listener, path):
+async def test_slow_reader_holds_triton_back(listener, path):
     size = 48 * MIB
     sent = 0
 
@@ -321,7 +321,7 @@ async def test_a_caller_that_does_not_read_holds_triton_and_the_application_back
 
 
 @pytest.mark.parametrize("path", [PLANNED, "/app/late"])
-async def test_who_does_not_read_the_body_holds_the_caller_back(listener, caller, path):
+async def test_unread_body_holds_the_caller_back(listener, caller, path):
     async def script(talk):
         await listener.gate.wait()
         await talk.reader.readexactly(48 * MIB)
@@ -348,14 +348,14 @@ async def test_answers_are_counted_by_contract_operation_and_status(listener, ca
 
 
 @both
-async def test_more_than_128_headers_are_refused_whichever_way_a_request_takes(listener, path):
+async def test_more_than_128_headers_are_refused(listener, path):
     for more, status in ((126, 200), (127, 400)):
         caller = await listener.connect()
         found = await caller.ask(request(path, b"{}", *["a: b"] * more))
         assert found.status == status
 
 
-async def test_a_model_that_triton_lost_and_that_comes_back_is_not_ready(listener):
+async def test_lost_model_is_unavailable_while_returning(listener):
     listener.fakes.load_lost_again()
     lost = b'{"error":"Request for unknown model: \'m\' is not found"}'
     asked = listener.upstream.script

@@ -62,7 +62,7 @@ async def test_unload_does_not_wait_for_small_body(listener, caller):
     assert not listener.upstream.requests
 
 
-async def test_an_unload_waits_for_what_has_come_and_for_no_other_model(listener):
+async def test_unload_waits_for_own_models_requests(listener):
     await listener.fakes.load("other")
     begun, busy = await listener.connect(), await listener.connect()
     await begun.send(head("/models/other/invoke", FRAMES[0]) + b"{}")
@@ -102,9 +102,7 @@ SLOW = replace(LONG, slow=0.2)
 
 @both
 @frames
-async def test_a_body_below_the_least_rate_is_refused_and_the_connection_closes(
-    listener, caller, path, frame
-):
+async def test_slow_body_is_refused_and_closed(listener, caller, path, frame):
     listener.server.limits = SLOW
     await caller.send(head(path, frame) + b"2\r\n{}\r\n")
 
@@ -136,7 +134,7 @@ async def test_time_before_100_is_not_the_callers(listener):
     assert (await silent.answer()).refusal == (400, "InvalidRequest")
 
 
-async def test_a_body_that_comes_fast_enough_is_taken_however_long_it_takes(listener, caller):
+async def test_steady_body_is_taken_however_long(listener, caller):
     size = 4 * MIB
     listener.server.limits = replace(SLOW, rate=1000)
     await caller.send(head(PLANNED, f"Content-Length: {size}") + bytes(size // 32))
@@ -146,7 +144,7 @@ async def test_a_body_that_comes_fast_enough_is_taken_however_long_it_takes(list
     assert (await caller.answer()).status == 200
 
 
-async def test_time_in_which_triton_does_not_read_is_not_the_callers(listener, caller):
+async def test_time_blocked_by_triton_is_not_callers(listener, caller):
     size, gate = 48 * MIB, asyncio.Event()
 
     async def script(talk):
@@ -238,7 +236,7 @@ async def test_large_body_over_limit_waits_for_room(frame):
 
 
 @both
-async def test_a_small_body_in_pieces_counts_and_waits_as_well(path):
+async def test_small_body_in_pieces_counts_and_waits(path):
     async with opened(limits=LONG, inflight_bytes=8 * MIB) as listener:
         budget = listener.budget
         async with all_taken(listener):
@@ -265,14 +263,14 @@ async def test_small_body_counts_until_it_is_answered(listener, target):
     await until(lambda: budget.held == 0)
 
 
-async def test_a_small_body_that_is_there_at_once_does_not_wait():
+async def test_small_whole_body_does_not_wait():
     async with opened(inflight_bytes=8 * MIB) as listener, all_taken(listener):
         caller = await listener.connect()
         assert (await caller.ask(request(PLANNED))).status == 200
 
 
 @each_frame
-async def test_who_finds_no_room_is_told_when_to_come_again(frame, monkeypatch):
+async def test_caller_without_room_is_told_when_to_retry(frame, monkeypatch):
     monkeypatch.setattr(byte_budget, "_WAIT_SECONDS", 0.2)
     async with opened(limits=LONG, inflight_bytes=8 * MIB) as listener:
         async with all_taken(listener):
@@ -284,7 +282,7 @@ async def test_who_finds_no_room_is_told_when_to_come_again(frame, monkeypatch):
 
 
 @pytest.mark.parametrize("content_type", ["image/png", "text/csv"])
-async def test_a_body_that_is_held_whole_counts_until_it_is_answered(content_type):
+async def test_whole_body_counts_until_answered(content_type):
     async with opened(limits=LONG, inflight_bytes=8 * MIB) as listener:
         budget, fakes = listener.budget, listener.fakes
         is_text = content_type == "text/csv"
@@ -327,7 +325,7 @@ async def test_checked_body_of_leaving_caller_is_released(listener, monkeypatch)
 
 @each_frame
 @pytest.mark.parametrize("how", ["leaves", "unload"])
-async def test_who_leaves_while_it_waits_or_whose_model_does_keeps_nobody_waiting(frame, how):
+async def test_departed_waiter_or_model_blocks_nobody(frame, how):
     async with opened(limits=LONG, inflight_bytes=8 * MIB) as listener:
         budget = listener.budget
         async with all_taken(listener):

@@ -42,7 +42,7 @@ async def let_go(listener, path):
 
 
 @both
-async def test_who_has_only_ended_its_side_gets_its_answer(listener, caller, path):
+async def test_half_closed_caller_gets_its_answer(listener, caller, path):
     await caller.send(request(await listener.waiting(path)))
     caller.writer.write_eof()
     await listener.reached.wait()
@@ -69,7 +69,7 @@ ENDED = {
 
 
 @pytest.mark.parametrize(("sent", "statuses"), ENDED.values(), ids=ENDED)
-async def test_all_that_was_sent_before_the_end_is_answered(listener, caller, sent, statuses):
+async def test_requests_before_the_end_are_answered(listener, caller, sent, statuses):
     await caller.send(sent)
     caller.writer.write_eof()
     assert [(await caller.answer()).status for _ in statuses] == statuses
@@ -205,7 +205,7 @@ async def test_next_request_is_kept_without_room_after_answer(listener, monkeypa
 
 
 @pytest.mark.parametrize("path", ["/models/other/invoke", "/app/early"])
-async def test_next_request_is_kept_without_room_behind_skipped_body(listener, caller, path):
+async def test_next_request_is_kept_behind_skipped_body(listener, caller, path):
     found = await caller.ask(head(path, "Content-Length: 2000") + bytes(100))
     assert "connection" not in found.headers
     with full(listener.budget):
@@ -239,7 +239,7 @@ def late_reads(listener, monkeypatch):
 
 
 @pytest.mark.parametrize("path", ["/models/other/invoke", "/app/early", *PATHS])
-async def test_what_always_waits_for_its_turn_is_answered_all_the_same(listener, path, monkeypatch):
+async def test_handler_requests_are_answered_in_their_turn(listener, path, monkeypatch):
     """Each read of a body, also of the next request that comes with it."""
     body = bytes(20_000)
     asked = head(path, f"Content-Length: {3 * len(body)}")
@@ -260,9 +260,7 @@ async def test_what_always_waits_for_its_turn_is_answered_all_the_same(listener,
     assert listener.budget.buffered == 0
 
 
-async def test_bytes_that_wait_for_their_turn_stay_behind_those_that_came_before(
-    listener, monkeypatch
-):
+async def test_waiting_bytes_keep_their_order(listener, monkeypatch):
     """The answer of the first request comes while the end of the second waits for its turn."""
     body = bytes(at % 251 for at in range(60_000))
     chunked = head("/app/echo", "Transfer-Encoding: chunked") + b"%x\r\n%b\r\n0\r\n\r\n"
@@ -310,9 +308,7 @@ async def test_who_leaves_while_its_bytes_wait_leaves_nothing(listener, caller, 
 
 @pytest.mark.parametrize("path", ["/models/other/invoke", "/app/early"])
 @pytest.mark.parametrize("field", ["Content-Length: 33554432", "Transfer-Encoding: chunked"])
-async def test_a_large_body_that_nobody_wants_ends_the_connection_behind_the_answer(
-    listener, caller, path, field
-):
+async def test_unwanted_large_body_closes_behind_the_answer(listener, caller, path, field):
     found = await caller.ask(head(path, field) + b"1000000\r\n")
     assert found.status in {200, 404}
     assert found.headers["connection"] == "close"
@@ -327,7 +323,7 @@ async def sends_on(caller):
         await asyncio.sleep(0)
 
 
-async def test_who_never_stops_sending_what_nobody_wants_is_cut_off(listener, caller):
+async def test_endless_unwanted_body_is_cut(listener, caller):
     listener.server.limits = replace(LONG, linger=0.05)
     await caller.ask(head("/models/other/invoke", "Content-Length: 33554432"))
     with pytest.raises(ConnectionError):
@@ -358,7 +354,7 @@ async def test_a_head_that_takes_too_long_is_refused(listener, caller):
 
 
 @both
-async def test_a_body_of_which_nothing_comes_for_long_is_refused(listener, caller, path):
+async def test_silent_body_is_refused(listener, caller, path):
     listener.server.limits = replace(LONG, body=0.1)
     found = await caller.ask(head(path, "Content-Length: 10") + b"{}")
     assert found.refusal == (400, "InvalidRequest")
@@ -374,7 +370,7 @@ async def test_a_rest_that_is_skipped_must_come_too(listener, caller):
 
 
 @pytest.mark.parametrize("path", [PLANNED, "/app/echo"])
-async def test_a_caller_that_does_not_read_its_answer_is_cut_off(listener, path):
+async def test_unread_answer_is_cut(listener, path):
     size = 32 * MIB
     answer = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % size + bytes(size)
     listener.server.limits = replace(LONG, answer=0.2)
@@ -385,7 +381,7 @@ async def test_a_caller_that_does_not_read_its_answer_is_cut_off(listener, path)
     await until(lambda: listener.in_flight() == 0)
 
 
-async def test_slow_client_is_kept_once_it_ended_its_side():
+async def test_slow_half_closed_client_is_kept():
     """It has not disconnected: it takes what was written late, and then waits for more."""
     length = 2**30
     piece = bytes(2**16)
@@ -424,7 +420,7 @@ async def test_slow_client_is_kept_once_it_ended_its_side():
         assert await caller.reader.readexactly(1) == b"!"
 
 
-async def test_bytes_behind_the_last_answer_are_read_to_their_end(monkeypatch):
+async def test_bytes_behind_last_answer_are_read(monkeypatch):
     """Many had come before it, and the others wait for their turn."""
     async with opened(limits=LONG) as listener, asyncio.timeout(30):
         caller = await listener.connect()
@@ -444,9 +440,7 @@ async def test_bytes_behind_the_last_answer_are_read_to_their_end(monkeypatch):
 # -- Triton's side ------------------------------------------------------------------------------
 
 
-async def test_a_connection_that_triton_closed_between_two_requests_is_not_noticed(
-    listener, caller
-):
+async def test_connection_closed_by_idle_triton_goes_unnoticed(listener, caller):
     for expected in (1, 2):
         assert (await caller.ask(request(PLANNED))).status == 200
         assert len(listener.upstream.talks) == expected
@@ -456,7 +450,7 @@ async def test_a_connection_that_triton_closed_between_two_requests_is_not_notic
 
 
 @pytest.mark.parametrize("path", [PLANNED, "/v2/models/m/infer"])
-async def test_what_never_reached_triton_may_be_sent_to_another_machine(listener, path):
+async def test_unsent_call_may_go_to_another_machine(listener, path):
     listener.server.parts.dataplane.connect("127.0.0.1:1")
     found = await (await listener.connect()).ask(request(path))
     assert found.refusal == (503, "BackendUnavailable")
@@ -464,7 +458,7 @@ async def test_what_never_reached_triton_may_be_sent_to_another_machine(listener
     assert not listener.upstream.requests
 
 
-async def test_what_may_have_reached_triton_is_not_sent_again(listener):
+async def test_possibly_delivered_call_is_not_sent_again(listener):
     async def script(talk):
         await (talk.say(OK) if len(listener.upstream.requests) == 1 else talk.say(b""))
         if len(listener.upstream.requests) > 1:

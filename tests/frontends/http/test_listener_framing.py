@@ -137,7 +137,7 @@ async def refused(listener: Listener, data: bytes, *, after: bytes = b"") -> Non
 
 
 @both
-async def test_a_head_that_is_not_to_the_letter_is_refused(listener, path):
+async def test_malformed_head_is_refused(listener, path):
     for vector, (fields, body) in VECTORS.items():
         with case(vector):
             await refused(listener, raw(path, *fields, body=body))
@@ -158,7 +158,7 @@ async def test_http_2_is_refused_by_its_name(listener, caller):
 
 
 @both
-async def test_a_request_line_that_is_not_to_the_letter_is_refused(listener, path):
+async def test_malformed_request_line_is_refused(listener, path):
     for vector, line in LINES.items():
         with case(vector):
             await refused(listener, raw(path, line=line % path.encode()))
@@ -171,7 +171,7 @@ async def test_a_request_line_that_is_not_to_the_letter_is_refused(listener, pat
         (b"GET * HTTP/1.1", "this is not an HTTP request: its target is *"),
     ],
 )
-async def test_a_refusal_names_what_is_wrong_with_the_line(listener, caller, line, why):
+async def test_refusal_names_the_fault_of_the_line(listener, caller, line, why):
     await caller.send(raw(PLANNED, line=line))
     assert json.loads((await caller.answer()).body)["error"] == why
 
@@ -189,7 +189,7 @@ async def test_head_with_lf_alone_is_refused_early(listener, caller, pieces):
 
 
 @both
-async def test_a_host_is_needed_and_not_in_http_1_0(listener, path):
+async def test_host_is_needed_except_in_http_1_0(listener, path):
     new = b"POST %s HTTP/1.1\r\nContent-Length: 0\r\n\r\n" % path.encode()
     await refused(listener, new)
     caller = await listener.connect()
@@ -205,7 +205,7 @@ async def test_http_1_0_has_no_chunks(listener, path):
 
 
 @both
-async def test_chunks_that_are_not_to_the_letter_are_refused(listener, path):
+async def test_malformed_chunks_are_refused(listener, path):
     for vector, chunks in CHUNKS.items():
         with case(vector):
             await refused(listener, raw(path, b"Transfer-Encoding: chunked", body=chunks))
@@ -217,7 +217,7 @@ async def test_a_head_that_is_too_long_is_refused(listener, path, field):
     await refused(listener, raw(path, field, b"Content-Length: 0"))
 
 
-async def test_a_head_without_an_end_is_refused_and_not_kept(listener, caller):
+async def test_endless_head_is_refused(listener, caller):
     await caller.send(head(PLANNED)[:-2] + b"X: " + b"a" * 20_000)
     assert (await caller.answer()).refusal == (400, "InvalidRequest")
 

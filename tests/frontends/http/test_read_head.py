@@ -107,9 +107,7 @@ def test_heads_are_read_as_h11_reads_them():
 
 
 @pytest.mark.parametrize("field", ["Content-Length: 2", *LONG_LENGTHS[:3]])
-async def test_a_head_that_is_split_anywhere_is_read_as_the_whole_one(
-    listener: Listener, field: str
-) -> None:
+async def test_split_head_is_read_as_a_whole(listener: Listener, field: str) -> None:
     raw = f"POST {PLANNED} HTTP/1.1\r\nHost: x\r\n{field}\r\n\r\n{{}}".encode()
     whole = await (await listener.connect()).ask(raw)
     for at in range(1, len(raw)):

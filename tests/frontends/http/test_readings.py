@@ -187,7 +187,7 @@ async def _judged(served: Served, stream: Stream, reading: Reading, pieces: list
         raise
 
 
-def test_what_is_served_is_what_h11_reads_in_any_cut(caplog: pytest.LogCaptureFixture) -> None:
+def test_served_requests_match_h11_in_any_cut(caplog: pytest.LogCaptureFixture) -> None:
     sys.stdout.write(f"seed {SEED}\n")
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         seen = runner.run(play(Streams(random.Random(SEED)), 60))
@@ -198,7 +198,7 @@ def test_what_is_served_is_what_h11_reads_in_any_cut(caplog: pytest.LogCaptureFi
 
 @pytest.mark.parametrize("behind", [b"zz\r\n", b"2\r\n{}X\r\n", b"0\r\nX Y: z\r\n\r\n"])
 @both
-async def test_a_body_that_turns_out_malformed_is_refused_at_once(
+async def test_malformed_body_is_refused_at_once(
     listener: Listener, caller: Caller, path, behind
 ) -> None:
     """However many reads come behind that: nobody waits for the rest of such a body."""
@@ -217,7 +217,7 @@ async def test_a_body_that_turns_out_malformed_is_refused_at_once(
 
 @pytest.mark.parametrize("behind", [b"zz\r\n", b"0\r\n X\r\n\r\n", b"0\r\n\n"])
 @both
-async def test_so_is_one_that_does_in_the_read_that_ends_a_chunk(
+async def test_malformed_chunk_end_is_refused_at_once(
     listener: Listener, caller: Caller, path, behind
 ) -> None:
     """Who reads such a body is woken by the chunk's end, for nothing, before the error."""
@@ -234,7 +234,7 @@ async def test_so_is_one_that_does_in_the_read_that_ends_a_chunk(
 @pytest.mark.parametrize(
     "first", [b"", request(PLANNED), request(HANDLED)], ids=["", "planned", "handled"]
 )
-async def test_who_ends_its_side_behind_chunked_requests_has_all_answers(
+async def test_half_closed_chunked_requests_get_all_answers(
     listener: Listener, caller: Caller, count, first
 ) -> None:
     chunked = head(PLANNED, "Transfer-Encoding: chunked") + b"2\r\n{}\r\n0\r\n\r\n"
@@ -247,9 +247,7 @@ async def test_who_ends_its_side_behind_chunked_requests_has_all_answers(
 
 @pytest.mark.parametrize("kind", ["h2c", "websocket"])
 @both
-async def test_nothing_is_skipped_behind_a_request_for_another_protocol(
-    listener: Listener, path, kind
-) -> None:
+async def test_body_of_upgrade_request_is_not_skipped(listener: Listener, path, kind) -> None:
     """It is answered as though it asked for none; what comes behind is answered or not served."""
     upgrade = ("Connection: Upgrade", f"Upgrade: {kind}")
     data = request(path, b"{}", *upgrade) + head("/app/1", method="GET") + request(PLANNED)

@@ -44,7 +44,7 @@ ELSEWHERE = (
 
 @both
 @pytest.mark.parametrize("sites", [ANYWHERE, LOOPBACK], ids=["anywhere", "loopback"])
-async def test_what_a_page_of_another_site_sends_is_forbidden(path, sites):
+async def test_cross_site_requests_are_forbidden(path, sites):
     async with opened(sites=sites) as listener:
         for field in ELSEWHERE:
             with case(field):
@@ -65,7 +65,7 @@ OURS = (
 
 
 @both
-async def test_what_a_page_of_ours_or_no_page_sends_is_served(path):
+async def test_own_or_no_page_is_served(path):
     found = await statuses(LOOPBACK, *(sent(path, *fields) for fields in OURS))
     assert dict(zip(OURS, found, strict=True)) == dict.fromkeys(OURS, 200)
 
@@ -112,7 +112,7 @@ OTHERS = (
 
 
 @pytest.mark.parametrize("method", ["GET", "POST", "DELETE"])
-async def test_on_loopback_another_host_is_forbidden_at_any_method(method):
+async def test_foreign_host_on_loopback_is_forbidden(method):
     for host in OTHERS:
         with case(host):
             raw = sent(HANDLED, host=host, method=method)
@@ -121,7 +121,7 @@ async def test_on_loopback_another_host_is_forbidden_at_any_method(method):
 
 
 @both
-async def test_http_1_0_without_host_is_served_on_loopback(path):
+async def test_http_1_0_needs_no_host_on_loopback(path):
     """Serve what simple health checks send, and no browser."""
     raw = request(path, b"{}", version="1.0").replace(b"Host: localhost\r\n", b"")
     assert await statuses(LOOPBACK, raw) == [200]

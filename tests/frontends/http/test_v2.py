@@ -63,7 +63,7 @@ OPENED = [
 ]
 
 
-async def test_what_the_setting_opens_is_passed_on_as_it_is(listener, caller):
+async def test_opened_routes_are_passed_on_unchanged(listener, caller):
     for method, path in OPENED:
         with case(method, path):
             body = b'{"a": 1}' if method == "POST" else b""
@@ -75,7 +75,7 @@ async def test_what_the_setting_opens_is_passed_on_as_it_is(listener, caller):
 
 
 @pytest.mark.parametrize("method", ["GET", "POST"])
-async def test_trace_settings_of_a_model_are_those_of_its_name_in_triton(listener, caller, method):
+async def test_trace_settings_follow_tritons_model_name(listener, caller, method):
     await listener.fakes.load("team/m")
     asked = request("/v2/models/team%2Fm/trace/setting", b"", method=method)
     assert (await caller.ask(asked)).status == 200
@@ -118,7 +118,7 @@ async def test_headers_pass_except_those_of_connection(listener, caller):
     assert not {line.split(":")[0] for line in lines} & {"authorization", "x-hop", "te"}
 
 
-async def test_a_stream_that_breaks_off_in_triton_breaks_off_here(listener, caller):
+async def test_stream_broken_by_triton_breaks_here(listener, caller):
     answer = OK + b"Transfer-Encoding: chunked\r\n\r\n" + chunk(EVENT)
     listener.upstream.script = says(answer, closes=True)
     await caller.send(request(GENERATE))
@@ -127,7 +127,7 @@ async def test_a_stream_that_breaks_off_in_triton_breaks_off_here(listener, call
     await until(lambda: listener.in_flight() == 0)
 
 
-async def test_a_large_error_text_of_many_pieces_is_read_whole(listener, caller):
+async def test_large_error_in_pieces_is_read_whole(listener, caller):
     text = "no such luck " * 100_000
     raw = with_length(json.dumps({"error": text}).encode(), line=b"HTTP/1.1 500 No\r\n")
     pieces = [raw[at : at + 100_000] for at in range(0, len(raw), 100_000)]
@@ -136,7 +136,7 @@ async def test_a_large_error_text_of_many_pieces_is_read_whole(listener, caller)
     assert (found.status, found.json()["error"]) == (500, text.strip())
 
 
-async def test_names_of_others_are_left_alone_in_the_statistics_of_all(listener, caller):
+async def test_statistics_keep_other_models_names(listener, caller):
     names = ("ta.u.a_2fb", "strange")
     statistics = {"model_stats": [{"name": name, "x": 1} for name in names]}
     listener.upstream.script = says(with_length(json.dumps(statistics).encode()))
@@ -145,7 +145,7 @@ async def test_names_of_others_are_left_alone_in_the_statistics_of_all(listener,
     assert found["model_stats"] == [{"name": "a/b", "x": 1}, {"name": "strange", "x": 1}]
 
 
-async def test_an_event_that_comes_in_two_pieces_is_renamed_too(listener, caller):
+async def test_event_in_two_pieces_is_renamed(listener, caller):
     first, second = (b'data: {"x":%d,"model_name":"ta.u.a_2fb"}\n\n' % i for i in (1, 2))
 
     async def script(talk: Talk) -> None:
@@ -165,14 +165,14 @@ async def test_an_event_that_comes_in_two_pieces_is_renamed_too(listener, caller
     assert begun.endswith(b'\ndata: {"x":2,"model_name":"a/b"}\n\ndata: cut off')
 
 
-async def test_a_triton_that_is_not_ready_says_so_itself(listener, caller):
+async def test_unready_triton_says_so_itself(listener, caller):
     listener.upstream.script = says(with_length(b"", line=b"HTTP/1.1 400 No\r\n"))
     for path in ("/v2/health/live", "/v2/health/ready"):
         found = await caller.ask(get(path))
         assert (found.status, found.body) == (400, b"")
 
 
-async def test_an_adapter_that_takes_nothing_is_live_and_not_ready(listener, caller):
+async def test_closed_adapter_is_live_but_not_ready(listener, caller):
     listener.fakes.control.close()
     for path, status in (("/v2/health/live", 200), ("/v2/health/ready", 503)):
         assert (await caller.ask(get(path))).status == status
@@ -185,7 +185,7 @@ async def test_without_triton_it_is_503(listener, caller):
 
 
 @pytest.mark.parametrize("lengths", [("2", "3"), ("2", "2")])
-async def test_an_inference_says_once_how_long_its_json_is(listener, caller, lengths):
+async def test_inference_states_its_json_length_once(listener, caller, lengths):
     fields = [f"Inference-Header-Content-Length: {length}" for length in lengths]
     assert (await caller.ask(request(INFER, b"{}", *fields))).refusal == (400, "InvalidRequest")
     assert listener.upstream.requests == []
@@ -239,7 +239,7 @@ async def test_event_stream_too_many_is_refused_with_figures(listener, caller):
 
 
 @pytest.mark.parametrize("end", ["caller", "triton"])
-async def test_a_stream_of_events_that_breaks_counts_no_more(listener, breaks, end):
+async def test_broken_event_stream_counts_no_more(listener, breaks, end):
     caller = await begin_stream(listener)
     assert listener.budget.held == 2**16
     if end == "caller":

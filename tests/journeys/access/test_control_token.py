@@ -120,7 +120,7 @@ def states(adapter: RunningAdapter) -> dict[str, str]:
 
 @rows("wrong", WRONG)
 @rows("call", CONTROL)
-def test_a_control_call_over_rest_without_the_token_is_401(running, client, call, wrong):
+def test_rest_control_call_without_token_is_401(running, client, call, wrong):
     (method, path), (headers, challenge) = call, wrong
     body = {"model_name": "echo", "url": "/nowhere"} if path == "/models" else None
     encoded = {name: value.encode() for name, value in headers.items()}
@@ -134,7 +134,7 @@ def test_a_control_call_over_rest_without_the_token_is_401(running, client, call
 
 @pytest.mark.parametrize("headers", [headers for headers, _ in WRONG[:2]])
 @pytest.mark.parametrize("path", ["/models/{}", "/v2/repository/models/{}/unload"])
-def test_no_refusal_tells_whether_there_is_such_a_model(client, path, headers):
+def test_refusals_do_not_reveal_whether_models_exist(client, path, headers):
     def told(name: str) -> tuple[int, dict[str, str], str]:
         method = "DELETE" if path == "/models/{}" else "POST"
         reply = client.request(method, path.format(name), headers=headers)
@@ -148,7 +148,7 @@ def test_no_refusal_tells_whether_there_is_such_a_model(client, path, headers):
     assert told("echo") == told("nobody")
 
 
-def test_two_headers_are_refused_though_the_first_is_right(running):
+def test_second_authorization_header_is_refused(running):
     lines = [
         "DELETE /models/echo HTTP/1.1",
         "Host: localhost",
@@ -166,7 +166,7 @@ def test_inference_and_reading_want_no_token(client, method, path, body, status)
     assert client.request(method, path, body).status == status
 
 
-def test_with_the_token_control_calls_do_what_they_do_without(running, client, root):
+def test_token_opens_control_calls(running, client, root):
     for scheme in ("Bearer", "bearer"):
         right = {"Authorization": f"{scheme} {TOKEN}"}
         loading = {"model_name": "second", "url": str(root / "echo")}
@@ -206,7 +206,7 @@ def test_grpc_control_and_mesh_calls_want_token(running, method, metadata):
     assert states(running) == {"echo": "READY"}
 
 
-def test_no_refusal_over_grpc_tells_whether_there_is_such_a_model(running):
+def test_grpc_refusals_do_not_reveal_whether_models_exist(running):
     def told(name: str) -> tuple[str, str]:
         with grpc.insecure_channel(running.grpc) as channel:
             stub = channel.unary_unary("/inference.GRPCInferenceService/RepositoryModelUnload")
@@ -247,7 +247,7 @@ def test_health_and_reflection_over_grpc_want_no_token(running):
 
 
 @pytest.mark.parametrize("path", ENDING_WORK)
-def test_at_admin_only_what_ends_work_wants_the_token(running, path):
+def test_admin_wants_the_token_to_end_work(running, path):
     with closing(Client(running.admin)) as admin:
         statuses = {path: admin.get(path).status for path in OF_ADMIN}
         # the models of the stores are listed nowhere: this adapter has no store
@@ -284,9 +284,7 @@ def command(*words: str, **environ: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("how", ["variable", "file"])
-def test_the_commands_send_the_token_of_the_environment_or_of_a_file(
-    running, root, token_file, how
-):
+def test_commands_send_the_token_of_environment_or_file(running, root, token_file, how):
     given = {"variable": {"ADAPTER_CONTROL_TOKEN": TOKEN}, "file": token_of(token_file)}[how]
     url = f"--url=http://{running.http}"
 
@@ -296,7 +294,7 @@ def test_the_commands_send_the_token_of_the_environment_or_of_a_file(
     assert (loaded.returncode, unloaded.returncode) == (0, 0), loaded.stderr + unloaded.stderr
 
 
-def test_a_command_without_the_token_says_what_to_set(running, root):
+def test_command_without_token_says_what_to_set(running, root):
     url = f"--url=http://{running.http}"
     refused = command("load", "by-command", str(root / "echo"), url)
     assert refused.returncode == 1

@@ -70,7 +70,7 @@ def keyed(root: Path) -> Iterator[RunningAdapter]:
 
 @pytest.mark.parametrize("listener", ["http", "http_data"])
 @rows(("method", "path"), ROUTES)
-def test_no_route_but_those_about_the_server_is_open_without_a_signature(
+def test_only_server_routes_are_open_unsigned(
     keyed: RunningAdapter, method: str, path: str, listener: str
 ) -> None:
     is_open = method == "GET" and path in ABOUT_THE_SERVER
@@ -85,7 +85,7 @@ def test_no_route_but_those_about_the_server_is_open_without_a_signature(
 
 @pytest.mark.parametrize("listener", ["grpc", "grpc_data"])
 @rows("method", METHODS)
-def test_no_method_but_those_about_the_server_is_open_without_a_signature(
+def test_only_server_methods_are_open_unsigned(
     keyed: RunningAdapter, method: tuple[str, str, str], listener: str
 ) -> None:
     code, _ = call(keyed, listener, method)
@@ -108,9 +108,7 @@ def test_all_plain_calls_are_asked_too(keyed: RunningAdapter) -> None:
 
 
 @pytest.mark.parametrize("listener", ["grpc", "grpc_data"])
-def test_inferences_that_would_go_to_triton_directly_are_asked_too(
-    keyed: RunningAdapter, listener: str
-) -> None:
+def test_direct_inferences_need_a_signature_too(keyed: RunningAdapter, listener: str) -> None:
     with calls_to(keyed.listeners[listener]) as calls:
         for _ in range(2):
             code, text = calls.refused_infer("echo", 1.0)

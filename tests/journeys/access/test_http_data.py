@@ -92,7 +92,7 @@ def test_inference_health_and_metadata_are_as_at_http(running, data, method, pat
 
 
 @rows(("method", "path"), REFUSED)
-def test_all_else_is_403_with_a_reason_whatever_model_it_names(running, data, method, path):
+def test_other_calls_are_403_whatever_the_model(running, data, method, path):
     with closing(running.client()) as client:
         known = client.request("OPTIONS", path)
     assert known.status == 405, "no route of the listener http"
@@ -112,7 +112,7 @@ def test_nothing_of_admin_is_there(data, path):
     assert data.get(path).status == 400
 
 
-def test_the_extensions_that_are_told_are_those_that_are_served(data):
+def test_listed_extensions_are_served(data):
     told = set(data.get("/v2").json()["extensions"])
     assert not {"model_repository", "system_shared_memory", "trace", "logging"} & told
     assert "binary_tensor_data" in told
@@ -129,7 +129,7 @@ def test_its_refusals_and_connections_bear_its_name(running, data):
     assert 'triton_adapter_connections{listener="http_data"} 1.0' in page
 
 
-def test_one_address_for_both_is_the_listener_that_serves_all():
+def test_shared_address_is_one_listener_for_all():
     [port] = free_ports(1)
     place = f"127.0.0.1:{port}"
     with embedded_adapter(f"--http={place}", f"--http-data={place}") as adapter:

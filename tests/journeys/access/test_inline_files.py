@@ -44,7 +44,7 @@ def test_files_over_rest_are_403_with_a_reason(adapter, name, config):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_files_over_grpc_are_permission_denied_with_a_reason(adapter, name):
+def test_files_over_grpc_are_permission_denied(adapter, name):
     request = pb.RepositoryModelLoadRequest(model_name=name)
     request.parameters["config"].string_param = json.dumps(CONFIG)
     request.parameters["file:1/model.py"].bytes_param = b"print()"
@@ -56,7 +56,7 @@ def test_files_over_grpc_are_permission_denied_with_a_reason(adapter, name):
     assert adapter.state()["models"] == []
 
 
-def test_a_loaded_model_is_not_replaced_by_files_of_a_caller(adapter):
+def test_callers_files_do_not_replace_loaded_models(adapter):
     with closing(adapter.client()) as client:
         repository = Repository(client)
         assert repository.load("echo").status == 200

@@ -29,7 +29,7 @@ def running() -> Iterator[RunningAdapter]:
         yield adapter
 
 
-def test_the_metrics_listener_has_metrics_and_probes_and_nothing_else(running):
+def test_metrics_listener_has_only_metrics_and_probes(running):
     with closing(Client(running.listeners["metrics"])) as metrics:
         assert [metrics.get(path).status for path in PROBES] == [200] * len(PROBES)
         assert "triton_adapter_ready 1.0" in metrics.get("/metrics").body.decode()
@@ -38,14 +38,14 @@ def test_the_metrics_listener_has_metrics_and_probes_and_nothing_else(running):
         assert metrics.get("/readyz").status == 200  # nothing was drained
 
 
-def test_beside_a_metrics_listener_admin_has_no_metrics_and_no_probes(running):
+def test_metrics_leave_admin_for_their_listener(running):
     with closing(Client(running.admin)) as admin:
         assert [admin.get(path).status for path in PROBES] == [404] * len(PROBES)
         assert admin.get("/debug/state").status == 200
 
 
 @pytest.mark.parametrize("command", ["healthcheck", "wait"])
-def test_commands_that_probe_ask_the_metrics_listener_where_there_is_one(running, command):
+def test_probing_commands_ask_the_metrics_listener(running, command):
     places = {f"ADAPTER_{name.upper()}": running.listeners[name] for name in ("admin", "metrics")}
 
     def ran(environ: dict[str, str]) -> subprocess.CompletedProcess[str]:
@@ -64,7 +64,7 @@ def test_commands_that_probe_ask_the_metrics_listener_where_there_is_one(running
     assert "404" in wrong.stdout + wrong.stderr
 
 
-def test_one_address_for_both_is_one_listener_with_all():
+def test_shared_address_is_one_listener_with_all():
     [port] = free_ports(1)
     place = f"127.0.0.1:{port}"
     with (

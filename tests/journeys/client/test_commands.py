@@ -50,7 +50,7 @@ def test_a_model_is_loaded_listed_and_unloaded(command, packages):
     assert table(command("ps")[1]) == [head]
 
 
-def test_what_is_odd_in_a_package_is_said_where_it_is_loaded(command, packages):
+def test_odd_package_is_described_at_its_load(command, packages):
     (write_python_model(packages / "odd") / "config.pbtxt").rename(packages / "odd" / "config.pbtx")
     code, out, err = command("load", "odd", str(packages / "odd"))
     assert (code, out[:13]) == (0, "odd is loaded")
@@ -59,7 +59,7 @@ def test_what_is_odd_in_a_package_is_said_where_it_is_loaded(command, packages):
     assert "config.pbtx " in err
 
 
-def test_a_path_is_meant_from_where_the_command_runs(command, packages):
+def test_relative_path_is_the_commands(command, packages):
     assert command("load", "echo", "echo", folder=packages)[0] == 0
     code, _, err = command("load", "other", "missing", folder=packages)
     assert code == 1
@@ -76,7 +76,7 @@ def test_what_goes_to_a_pipe_is_plain(command, packages):
 # -- failures -----------------------------------------------------------------------------------
 
 
-def test_a_load_without_room_shows_its_figures_and_what_to_do(command):
+def test_load_without_room_shows_figures_and_advice(command):
     assert command("load", "one", str(EXAMPLES / "hungry"))[0] == 0
     code, out, err = command("load", "two", str(EXAMPLES / "hungry"))
     assert (code, out) == (1, "")
@@ -93,7 +93,7 @@ def test_a_load_without_room_shows_its_figures_and_what_to_do(command):
     assert json.loads(out)["limit_bytes"] == LIMIT
 
 
-def test_the_reason_of_a_failed_load_is_shown_and_stays_in_ps(command, packages):
+def test_failed_loads_reason_stays_in_ps(command, packages):
     code, _, err = command("load", "broken", str(packages / "broken"))
     assert code == 1
     assert "weights are missing" in err
@@ -106,7 +106,7 @@ def test_the_reason_of_a_failed_load_is_shown_and_stays_in_ps(command, packages)
     assert (failed["model_id"], failed["code"]) == ("broken", "InvalidModel")
 
 
-def test_a_model_that_is_not_loaded_is_1_with_a_hint(command):
+def test_absent_model_exits_with_1_and_hint(command):
     code, out, err = command("unload", "none")
     assert (code, out) == (1, "")
     assert "404 ModelNotFound: model 'none' is not loaded" in err
@@ -123,7 +123,7 @@ def test_nobody_there_is_1_with_a_hint(argv):
     assert "--url" in hint
 
 
-def test_the_wrong_listener_is_told_from_the_right_one(command, adapter):
+def test_wrong_listener_is_recognized(command, adapter):
     code, _, err = command("ps", f"--url=http://{adapter.http}")
     assert code == 1
     assert "only the admin listener tells this" in err
@@ -164,7 +164,7 @@ def test_a_load_says_what_it_waits_for(command, environ, adapter, packages):
 # -- devices, sockets, names --------------------------------------------------------------------
 
 
-def test_ps_shows_the_memory_of_the_device_above_the_models(command):
+def test_ps_shows_device_memory_above_models(command):
     command("load", "one", str(EXAMPLES / "hungry"))
     code, out, _ = command("ps")
     head, row, blank, models, *_ = out.splitlines()
@@ -190,7 +190,7 @@ def test_listeners_in_the_file_system_are_asked_too(tmp_path, packages):
         assert (done.returncode, done.stderr) == (0, b"")
 
 
-def test_a_name_that_is_no_text_for_a_terminal_is_escaped(command, packages):
+def test_unprintable_name_is_escaped(command, packages):
     name = "two\nlines\x1b[2J"
     assert command("load", name, str(packages / "echo"))[0] == 0
     assert "two\\nlines\\x1b[2J  READY" in command("ps")[1]

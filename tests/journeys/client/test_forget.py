@@ -62,7 +62,7 @@ def forget(adapter: RunningAdapter, name: str, *flags: str) -> tuple[int, str, s
     return done.returncode, done.stdout.decode(), done.stderr.decode()
 
 
-def test_model_that_was_too_large_is_tried_after_forget(
+def test_too_large_model_is_tried_after_forget(
     adapter: RunningAdapter, client: Client, package: Package
 ) -> None:
     package.set_size(600)

@@ -142,7 +142,7 @@ def test_show_has_a_model_of_the_store(environ) -> None:
     assert model["example"].endswith("/v2/models/team-a%2Fidle/infer --data @REQUEST.json")
 
 
-def test_show_of_an_unknown_name_says_what_to_do(environ) -> None:
+def test_show_of_unknown_name_gives_advice(environ) -> None:
     shown = run("show", "nobody", environ=environ)
 
     assert shown.returncode == 1

@@ -39,7 +39,7 @@ def test_a_dumb_terminal_gets_plain_text(loaded, argv):
     assert ESCAPE not in on_terminal(*argv, environ={**loaded, "TERM": "dumb"})[1]
 
 
-def test_a_load_shows_what_it_waits_for_until_it_is_done(environ, packages):
+def test_load_shows_what_it_waits_for(environ, packages):
     terminal = Terminal("load", "slow", str(packages / "slow"), environ=environ)
     terminal.until(r"load slow: waiting for Triton \(\d+ s\)")
     (packages / "go").touch()
@@ -88,14 +88,14 @@ def test_json_is_watched_as_one_object_a_line(loaded):
         assert [model["model_id"] for model in json.loads(line)["models"]] == ["echo"]
 
 
-def test_a_narrow_terminal_breaks_what_check_config_says_of_a_setting():
+def test_narrow_terminal_wraps_check_config():
     code, said = on_terminal("check-config", environ={})
     assert code == 0
     assert max(len(line) for line in said.splitlines()) <= 100
     assert re.search(r"(?m)^memory_limit +- +default: all of a GPU; .*\r?\n {50,}", said)
 
 
-def test_a_view_on_a_dumb_terminal_is_written_again_and_again(loaded):
+def test_dumb_terminal_gets_the_view_repeatedly(loaded):
     terminal = Terminal("ps", "--watch=0.1", environ={**loaded, "TERM": "dumb"})
     terminal.until("(?s)NAME.*NAME.*NAME")
     terminal.press(CTRL_C)

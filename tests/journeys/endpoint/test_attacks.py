@@ -81,7 +81,7 @@ def test_packed_garbage_is_the_callers_error(caller: Caller, made: Callable[[], 
     assert caller.invoke("m.tar.gz")[0] == 1
 
 
-def test_a_key_of_one_store_never_names_a_model_of_another(caller: Caller) -> None:
+def test_stores_key_names_no_model_of_another(caller: Caller) -> None:
     headers = {"X-Amzn-SageMaker-Target-Model": "m.tar.gz"}
     reply = caller.http.post("/endpoints/second/invocations", infer_body(0.0), headers)
     assert reply.json()["outputs"][0]["data"] == [4.0]

@@ -93,7 +93,7 @@ def test_example_client_names_model_of_each_call(by_model: Any):
     server.stop(None)
 
 
-def test_what_a_mesh_asks_for_is_still_for_the_mesh_to_load(caller: Caller):
+def test_mesh_models_are_left_to_the_mesh(caller: Caller):
     """Its id is in the metadata alone, or is another than the message has."""
     with calls_to(caller.adapter.grpc) as calls:
         for name in ("", "another"):
@@ -106,7 +106,7 @@ def test_what_a_mesh_asks_for_is_still_for_the_mesh_to_load(caller: Caller):
     assert caller.loaded() == []
 
 
-def test_models_that_metadata_name_too_are_loaded_on_demand(caller: Caller, by_model: Any):
+def test_models_named_in_metadata_load_on_demand(caller: Caller, by_model: Any):
     with by_model.InferenceServerClient(caller.adapter.grpc) as client:
         for _ in range(2):  # loaded, then there
             assert client.infer("a.tar.gz", [tensor()]).as_numpy("OUT")[0] == 1
@@ -122,7 +122,7 @@ def test_models_that_metadata_name_too_are_loaded_on_demand(caller: Caller, by_m
     assert caller.loaded() == ["a.tar.gz", "c", "team/b"]
 
 
-def test_a_stream_that_names_its_model_when_it_begins_loads_it(caller: Caller, by_model: Any):
+def test_stream_loads_the_model_it_names_first(caller: Caller, by_model: Any):
     answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
     with by_model.InferenceServerClient(caller.adapter.grpc) as client:
         client.start_stream(

@@ -211,7 +211,7 @@ def check_retries(expected: list[object], retries: int) -> None:
     ],
     ids=["boto3", "aiobotocore", "sagemaker"],
 )
-def test_a_client_in_python_has_answers_streams_and_errors_and_retries(
+def test_python_client_gets_answers_streams_and_errors(
     small: RunningAdapter,
     environment_of: Environment,
     client: str,
@@ -231,7 +231,7 @@ def test_a_client_in_python_has_answers_streams_and_errors_and_retries(
     assert (streamed["model_name"], streamed["outputs"][0]["data"]) == (f"any/{plan[0][1]}", [1.0])
 
 
-def test_the_command_line_of_aws_has_answers_and_errors_and_retries(
+def test_aws_command_line_gets_answers_and_errors(
     small: RunningAdapter, environment_of: Environment, tmp_path: Path
 ) -> None:
     body, out = tmp_path / "body.json", tmp_path / "out.json"

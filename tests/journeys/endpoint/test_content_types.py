@@ -22,7 +22,7 @@ parameters { key: "adapter_content_types" value { string_value: "text/csv" } }
 NPY = "application/x-npy"
 
 
-def test_the_original_message_is_what_the_model_answers_by_its_own_path(
+def test_original_message_matches_the_models_own_path(
     runtime: Any, caller: Client, add_model: Callable[..., str]
 ) -> None:
     name = add_model("refusing", config=CONFIG)

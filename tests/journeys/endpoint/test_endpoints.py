@@ -112,7 +112,7 @@ def test_what_is_not_there_is_a_validation_error(
     assert said in error.response["Error"]["Message"]
 
 
-def test_a_model_that_cannot_be_loaded_is_a_model_error(runtime: Any) -> None:
+def test_unloadable_model_is_a_model_error(runtime: Any) -> None:
     found = refusal(runtime, "broken", EndpointName="two").response
     assert (found["Error"]["Code"], found["OriginalStatusCode"]) == ("ModelError", 400)
     assert "config.pbtxt" in found["OriginalMessage"]

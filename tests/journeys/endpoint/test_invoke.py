@@ -48,9 +48,7 @@ def test_boto3_has_answer_under_asked_name(runtime: Any, name: str) -> None:
     assert answer["ResponseMetadata"]["HTTPStatusCode"] == 200
 
 
-def test_every_answer_has_a_request_id_and_says_where_the_model_was(
-    runtime: Any, caller: Client
-) -> None:
+def test_answers_have_request_id_and_cache_use(runtime: Any, caller: Client) -> None:
     headers = invoke(runtime)["ResponseMetadata"]["HTTPHeaders"]
     assert headers["x-triton-adapter-cache"] == "hit"
     ids = {headers["x-amzn-requestid"]}
@@ -62,18 +60,18 @@ def test_every_answer_has_a_request_id_and_says_where_the_model_was(
     assert all(UUID.fullmatch(one) for one in ids)
 
 
-def test_an_inference_component_names_the_model_where_no_target_does(runtime: Any) -> None:
+def test_inference_component_names_the_model_without_target(runtime: Any) -> None:
     answer = invoke(runtime, "", InferenceComponentName=NAMES[1], TargetVariant="blue")
     assert json.loads(answer["Body"].read())["model_name"] == NAMES[1]
     assert answer["InvokedProductionVariant"] == "blue"
 
 
-def test_custom_attributes_do_not_come_back_on_their_own(runtime: Any) -> None:
+def test_custom_attributes_do_not_return_by_themselves(runtime: Any) -> None:
     answer = invoke(runtime, CustomAttributes="trace=7", InferenceId="one", PrefixAwareId="p")
     assert "CustomAttributes" not in answer
 
 
-def test_custom_attributes_reach_a_model_whose_triton_forwards_them(
+def test_custom_attributes_reach_a_forwarding_model(
     runtime: Any, add_model: Callable[..., str]
 ) -> None:
     name = add_model("curious", answer="raise RuntimeError(request.parameters())")
@@ -81,7 +79,7 @@ def test_custom_attributes_reach_a_model_whose_triton_forwards_them(
     assert "trace=7" in error.response["OriginalMessage"]
 
 
-def test_bodies_above_the_limit_of_aws_are_served_too(runtime: Any) -> None:
+def test_bodies_above_awss_limit_are_served(runtime: Any) -> None:
     body, size = binary_request(3_000_000)
     answer = invoke(runtime, NAMES[1], Body=body, ContentType=sized(size)["Content-Type"])
     found, length = answer["Body"].read(), int(answer["ContentType"].partition("=")[2])
@@ -126,7 +124,7 @@ def test_all_that_is_wrong_is_said_at_once(runtime: Any) -> None:
     assert error.response["Error"]["Message"].startswith("2 validation errors detected: ")
 
 
-def test_a_call_without_a_target_is_told_the_header_that_is_missing(runtime: Any) -> None:
+def test_call_without_target_names_the_missing_header(runtime: Any) -> None:
     error = refusal(runtime, "")
     request_id = error.response["ResponseMetadata"]["RequestId"]
     said = f"Request {request_id} is missing a target model header"
@@ -177,9 +175,7 @@ def test_models_refusal_is_parsed_as_model_error(
     assert reply.json()["ErrorCode"] == "CLIENT_ERROR_FROM_MODEL"
 
 
-def test_a_model_that_raises_is_a_server_error_of_the_model(
-    runtime: Any, add_model: Callable[..., str]
-) -> None:
+def test_raising_model_is_a_server_error(runtime: Any, add_model: Callable[..., str]) -> None:
     name = add_model("raises", answer="raise RuntimeError('so it is ' + 'x' * 3000)")
     found = refusal(runtime, name).response
     assert found["OriginalStatusCode"] == 500
@@ -213,7 +209,7 @@ def test_callers_too_many_are_told_when_to_return(
     assert caller.delete("/models/crowded").status == 200
 
 
-def test_the_request_id_of_a_refusal_is_in_the_log(runtime: Any, served: Any) -> None:
+def test_refusals_request_id_is_in_the_log(runtime: Any, served: Any) -> None:
     request_id = refusal(runtime, "none").response["ResponseMetadata"]["RequestId"]
     line = served.wait_for("request.failed", aws_request_id=request_id)
     assert (line["status"], line["model_id"], line["target_model"]) == (400, "none", "none")

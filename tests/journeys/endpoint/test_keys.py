@@ -20,7 +20,7 @@ def model_error(caller, key: str) -> str:
     return json.loads(refusal["OriginalMessage"])["error"]
 
 
-def test_package_without_a_model_is_told_what_to_give(start, store, tmp_path: Path):
+def test_package_without_model_says_what_to_give(start, store, tmp_path: Path):
     """Triton would take the end of a key for a backend, `gz`, and say that it lacks that."""
     (store.path / "lone").mkdir()
     code = write_python_model(tmp_path / "draft") / "1/model.py"

@@ -68,7 +68,7 @@ def test_large_call_waits_only_for_own_model(start, store: Store, gate):
     assert set(result.as_numpy("OUT")) == {3.0}
 
 
-def test_a_caller_who_leaves_while_a_large_call_waits_leaves_nothing(start, store: Store, gate):
+def test_caller_leaving_a_waiting_large_call_leaves_nothing(start, store: Store, gate):
     store.put("slow.tar.gz", 2, initialize=gate.statements)
     caller = start("--on-demand")
     with InferenceServerClient(caller.adapter.grpc) as client:
@@ -87,7 +87,7 @@ def test_a_caller_who_leaves_while_a_large_call_waits_leaves_nothing(start, stor
     assert [line for line in list(caller.adapter.lines) if line["level"] == "error"] == []
 
 
-def test_a_large_call_is_told_why_its_model_cannot_be_had(start, store: Store):
+def test_large_call_learns_why_its_model_failed(start, store: Store):
     store.put("a.tar.gz", 1)
     caller = start("--on-demand")
     code, text = refused(caller, "missing.tar.gz", 5 * MIB)

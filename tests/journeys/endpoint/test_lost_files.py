@@ -16,7 +16,7 @@ def empty(cache_dir: Path) -> None:
         shutil.rmtree(each) if each.is_dir() else each.unlink()
 
 
-def test_an_evicted_model_whose_files_were_deleted_is_fetched_again(start, store, tmp_path):
+def test_evicted_model_with_deleted_files_is_fetched(start, store, tmp_path):
     store.put_all("a.tar.gz", "b.tar.gz")
     caller = start("--memory-source=off", "--memory-limit=150MiB")
     assert caller.invoke("a.tar.gz") == (0, "miss")

@@ -47,7 +47,7 @@ def told(reply: Reply) -> tuple[int, str, str | None]:
     return reply.status, code, reply.headers.get(NOT_STARTED)
 
 
-def test_where_nothing_can_be_evicted_another_machine_may_be_asked(start: Start, store: Store):
+def test_another_machine_may_serve_what_cannot_evict(start: Start, store: Store):
     store.put_all("a.tar.gz", "b.tar.gz", "c.tar.gz")
     caller = start(*ROOM_FOR_TWO, *PINNED, "--on-demand")
     for name in ("a.tar.gz", "b.tar.gz"):

@@ -83,9 +83,7 @@ def test_what_is_refused_is_refused_alike(caller: Client, headers: dict[str, str
     assert planned[0] == 400
 
 
-def test_an_archive_that_was_broken_a_moment_ago_is_refused_alike(
-    caller: Client, bucket: Bucket
-) -> None:
+def test_recently_broken_archive_is_refused_alike(caller: Client, bucket: Bucket) -> None:
     bucket.put({"models/broken.tar.gz": b"this is none"})
     asked = {TARGET: "broken.tar.gz"}
     first = told(caller.post(PATH, BODY, asked), "broken.tar.gz")

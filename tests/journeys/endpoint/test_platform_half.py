@@ -118,7 +118,7 @@ def told(error: ClientError) -> tuple[int, str, int, str | None]:
 
 
 @pytest.mark.usefixtures("full")
-def test_no_room_is_a_503_that_boto3_sends_again(patient: Any) -> None:
+def test_no_room_is_a_503_that_boto3_retries(patient: Any) -> None:
     """A minute later, as the model that has the memory is never evicted."""
     assert told(refusal(patient, "large")) == (503, "ServiceUnavailable", 2, "60000")
 
@@ -137,7 +137,7 @@ def test_refusing_store_is_530_without_retry(runtime: Any, patient: Any) -> None
     assert told(error) == (530, "InternalDependencyException", 0, None)
 
 
-def test_a_package_that_cannot_be_served_is_an_error_of_the_model(patient: Any) -> None:
+def test_unservable_package_is_a_model_error(patient: Any) -> None:
     error = refusal(patient, "broken")
     assert told(error) == (424, "ModelError", 0, None)
     assert error.response["OriginalStatusCode"] == 400
@@ -161,9 +161,7 @@ def gated(models: Path, tmp_path: Path) -> Iterator[Callable[..., Gate]]:
         yield put
 
 
-def test_a_load_that_takes_too_long_is_a_429_and_goes_on(
-    patient: Any, gated: Callable[..., Gate]
-) -> None:
+def test_slow_load_is_a_429_and_goes_on(patient: Any, gated: Callable[..., Gate]) -> None:
     gate = gated("slow", initialize="")
     assert told(refusal(patient, "slow")) == (429, "ModelNotReadyException", 0, None)
     gate.open()

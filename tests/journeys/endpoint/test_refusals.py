@@ -74,7 +74,7 @@ def test_what_is_no_http_is_a_validation_error(
 @pytest.mark.parametrize(
     "framing", [b"Content-Length: 9\r\n\r\n{", CHUNKED[len(TARGET) :] + b"9\r\n{"]
 )
-def test_a_body_that_breaks_off_is_a_validation_error(
+def test_truncated_body_is_a_validation_error(
     served: RunningAdapter, runtime: Any, framing: bytes
 ) -> None:
     with RawConnection(served.http) as connection:
@@ -103,7 +103,7 @@ def test_a_body_that_breaks_off_is_a_validation_error(
         ("POST", "/endpoints/any/invocations-bidirectional-stream", UNKNOWN),
     ],
 )
-def test_what_is_no_call_of_the_endpoint_has_a_code_too(
+def test_unknown_path_has_an_error_code(
     caller: Client, runtime: Any, method: str, path: str, expected: tuple[int, str]
 ) -> None:
     reply = caller.request(method, path, BODY)
@@ -111,7 +111,7 @@ def test_what_is_no_call_of_the_endpoint_has_a_code_too(
     assert (reply.status, check(runtime, reply.status, headers, reply.body)) == expected
 
 
-def test_boto3_has_a_code_where_the_head_is_too_long(own_runtime: Any) -> None:
+def test_boto3_has_a_code_for_too_long_heads(own_runtime: Any) -> None:
     own_runtime.meta.events.register(
         "before-call.sagemaker-runtime.InvokeEndpoint",
         lambda params, **_: params["headers"].update({"X-Long": "x" * 20_000}),
@@ -127,9 +127,7 @@ def without_store() -> Iterator[RunningAdapter]:
 
 
 @pytest.mark.parametrize("operation", ["describe_endpoint", "delete_endpoint"])
-def test_another_operation_of_aws_is_told_what_is_here(
-    served: RunningAdapter, operation: str
-) -> None:
+def test_other_aws_operation_learns_what_is_here(served: RunningAdapter, operation: str) -> None:
     control = client_of(served.http, "sagemaker", config=None)
     with closing(control), pytest.raises(ClientError) as raised:
         getattr(control, operation)(EndpointName="any")
@@ -141,7 +139,7 @@ def test_another_operation_of_aws_is_told_what_is_here(
     assert raised.value.response["ResponseMetadata"]["RetryAttempts"] == 0
 
 
-def test_without_a_store_a_call_is_told_which_settings_make_an_endpoint(
+def test_call_without_store_learns_which_settings_help(
     without_store: RunningAdapter,
 ) -> None:
     with closing(client_of(without_store.http)) as runtime:
@@ -150,7 +148,7 @@ def test_without_a_store_a_call_is_told_which_settings_make_an_endpoint(
     assert re.search(r"no endpoint: set `model_store` or `endpoints`", error["Message"])
 
 
-def test_without_a_store_what_is_no_http_is_answered_as_ever(without_store: RunningAdapter) -> None:
+def test_invalid_http_without_store_is_answered_as_ever(without_store: RunningAdapter) -> None:
     with RawConnection(without_store.http) as connection:
         connection.send(b"@" * 20)
         _, headers, body = parsed(*connection.read_whole())

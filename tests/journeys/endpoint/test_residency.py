@@ -35,7 +35,7 @@ def resident(caller: Caller) -> list[dict[str, Any]]:
     return models
 
 
-def test_a_model_with_a_request_in_flight_is_not_idle(start, store: Store):
+def test_model_with_request_in_flight_is_not_idle(start, store: Store):
     store.put_all("a.tar.gz", "b.tar.gz")
     caller = start()
     for name in ("a.tar.gz", "b.tar.gz"):
@@ -75,7 +75,7 @@ def test_least_called_model_is_evicted_and_returns(start, store):
     assert caller.count(evicted) == 2
 
 
-def test_no_caller_can_name_what_is_in_the_cache(start, store, tmp_path):
+def test_callers_cannot_name_cached_files(start, store, tmp_path):
     store.put("a.tar.gz", 1)
     caller = start(f"--model-roots={tmp_path}")
     caller.invoke("a.tar.gz")
@@ -85,7 +85,7 @@ def test_no_caller_can_name_what_is_in_the_cache(start, store, tmp_path):
     assert "the cache of the adapter" in reply.json()["error"]
 
 
-def test_models_of_preload_are_loaded_before_the_adapter_is_ready(start, store):
+def test_preload_models_are_loaded_before_readiness(start, store):
     store.put("a.tar.gz", 1)
     (store.path / "broken.tar.gz").write_bytes(b"no archive")
     flags = [f"--preload={name}" for name in ("a.tar.gz", "broken.tar.gz", "missing.tar.gz")]
@@ -148,7 +148,7 @@ def v2_infer(caller: Caller, name: str) -> Any:
     return caller.http.post(f"/v2/models/{name}/infer", infer_body(0.0))
 
 
-def test_with_on_demand_v2_rest_and_grpc_load_what_they_name(start, store):
+def test_v2_calls_load_named_models_on_demand(start, store):
     store.put_all("a.tar.gz", "b.tar.gz", "c.tar.gz")
     caller = start(*ROOM_FOR_TWO, "--on-demand", "--grpc=127.0.0.1:0")
     answer = v2_infer(caller, "a").json()  # the archive of that name

@@ -113,16 +113,14 @@ def test_patterns_are_of_the_whole_key(team_a: Any, name: str) -> None:
 
 
 @pytest.mark.parametrize("key", ["AKIDTEAMA", "AKIDNOBODY"])
-def test_a_wrong_secret_and_an_unknown_key_are_told_the_same(
-    signed: RunningAdapter, key: str
-) -> None:
+def test_wrong_secret_and_unknown_key_look_alike(signed: RunningAdapter, key: str) -> None:
     with signing(signed, key, "wrong") as client:
         error = refusal(client, "team-a/one")
     assert code_of(error) == (403, "InvalidSignatureException")
     assert "does not match the signature you provided" in str(error)
 
 
-def test_an_unsigned_call_is_refused_before_its_model_is_looked_at(caller: Client) -> None:
+def test_unsigned_call_is_refused_before_the_model(caller: Client) -> None:
     for name in ("team-a/one", "none", "../.."):
         reply = caller.post(PATH, BODY, {TARGET: name})
         assert (reply.status, reply.headers["x-amzn-ErrorType"]) == (403, "AccessDeniedException")
@@ -139,7 +137,7 @@ def test_an_unsigned_call_is_refused_before_its_model_is_looked_at(caller: Clien
         {"X-Amz-Meta": "unsigned"},
     ],
 )
-def test_what_the_head_shows_is_refused_before_the_body_is_read(
+def test_head_is_checked_before_the_body_is_read(
     signed: RunningAdapter, changed: dict[str, Any]
 ) -> None:
     """An unknown key is told by an earlier answer from a wrong secret. Keys are no secrets: each
@@ -168,9 +166,7 @@ def signed_headers(adapter: RunningAdapter, body: bytes, **more: str) -> dict[st
     return dict(request.headers.items())
 
 
-def test_a_call_that_was_altered_on_its_way_is_refused(
-    signed: RunningAdapter, caller: Client
-) -> None:
+def test_altered_call_is_refused(signed: RunningAdapter, caller: Client) -> None:
     body = json.dumps(BODY).encode()
     headers = signed_headers(signed, body)
     assert caller.post(PATH, body, headers).status == 200

@@ -72,7 +72,7 @@ def invoke(adapter: RunningAdapter, target: str) -> tuple[bytes, str]:
         return answer["Body"].read(), headers["x-triton-adapter-cache"]
 
 
-def test_models_of_a_bucket_outlive_a_killed_adapter_on_disk(start):
+def test_bucket_models_survive_a_killed_adapter(start):
     first = start()
     first.wait_for("adapter.started")
     for target in ("packed.tar.gz", "plain"):
@@ -115,7 +115,7 @@ def restart_without_store(start: Start, adapter: RunningAdapter) -> RunningAdapt
     return other
 
 
-def test_a_restart_in_an_outage_serves_the_renewed_version(start, bucket, versions):
+def test_restart_in_outage_serves_the_renewed_version(start, bucket, versions):
     """The older version is still on disk: it was in use when the new one came."""
     bucket.put_model("renewed.tar.gz", versions[0])
     adapter = start("--revalidate-seconds=0.2")
@@ -129,7 +129,7 @@ def test_a_restart_in_an_outage_serves_the_renewed_version(start, bucket, versio
     other.wait_for("artifact.not_checked", key="renewed.tar.gz")
 
 
-def test_a_restart_in_an_outage_serves_no_withdrawn_version(start, bucket, versions):
+def test_restart_in_outage_serves_no_withdrawn_version(start, bucket, versions):
     adapter = start()
     adapter.wait_for("adapter.started")
     for number in (1, 2, 1):

@@ -46,7 +46,7 @@ def values(answer: dict[str, Any]) -> list[float]:
     return [line["outputs"][0]["data"][0] for line in lines(answer)]
 
 
-def test_each_answer_of_a_decoupled_model_is_a_line_of_its_own(runtime: Any, counting: str) -> None:
+def test_each_decoupled_answer_is_a_line(runtime: Any, counting: str) -> None:
     answer = stream(runtime, counting, infer_body(3.0) | {"id": "seven"})
     assert (answer["ContentType"], answer["InvokedProductionVariant"]) == (
         *("application/jsonlines", "AllTraffic"),
@@ -66,7 +66,7 @@ def test_a_model_with_one_answer_streams_that_one(runtime: Any) -> None:
     assert values(stream(runtime, "plain", infer_body(1.5))) == [1.5]
 
 
-def test_a_model_that_gives_no_answer_gives_an_empty_stream(runtime: Any, counting: str) -> None:
+def test_model_without_answer_gives_empty_stream(runtime: Any, counting: str) -> None:
     assert values(stream(runtime, counting, infer_body(0.0))) == []
 
 
@@ -85,7 +85,7 @@ def test_a_body_without_tensors_goes_to_generate_stream(runtime: Any, counting: 
     assert [(each["model_name"], each["OUT"]) for each in events] == [(NAME, 2.0), (NAME, 3.0)]
 
 
-def test_the_header_of_the_target_names_the_model_too(own_runtime: Any) -> None:
+def test_target_header_names_the_model_too(own_runtime: Any) -> None:
     own_runtime.meta.events.register(
         "before-call.sagemaker-runtime.InvokeEndpointWithResponseStream",
         lambda params, **_: params["headers"].update({"X-Amzn-SageMaker-Target-Model": "plain"}),
@@ -117,9 +117,7 @@ def test_the_header_of_the_target_names_the_model_too(own_runtime: Any) -> None:
         ),
     ],
 )
-def test_what_fails_before_the_first_answer_is_an_error_of_the_model(
-    runtime: Any, body: object, said: str
-) -> None:
+def test_failure_before_first_answer_is_model_error(runtime: Any, body: object, said: str) -> None:
     with pytest.raises(ClientError) as raised:
         stream(runtime, "plain", body)
     found = raised.value.response
@@ -170,7 +168,7 @@ def test_answers_arrive_and_count_while_the_model_works(
     wait_until(lambda: held() == 0, 20, "it counts no more")
 
 
-def test_a_caller_who_leaves_does_not_hold_the_model_for_ever(
+def test_departed_caller_releases_the_model(
     served: RunningAdapter, own_runtime: Any, add_waiting, gate: Gate
 ) -> None:
     name = add_waiting("left")

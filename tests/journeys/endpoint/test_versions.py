@@ -91,9 +91,7 @@ def test_platforms_load_amid_renewal_answers_until_unloaded(
     assert caller.invoke("m")[0] == 3
 
 
-def test_what_a_platform_keeps_amid_a_renewal_stays_though_nobody_calls_it(
-    start, store, tmp_path, gate
-):
+def test_model_kept_during_renewal_stays_uncalled(start, store, tmp_path, gate):
     answer_gate = Gate(tmp_path / "answer")
     store.put("idle", 1)
     store.put("m", 1, answer=answer_gate.statements)

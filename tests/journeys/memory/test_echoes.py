@@ -39,9 +39,7 @@ def ask(client: Client, value: float = 0.0, **more: object) -> Reply:
     return client.post("/models/lang/invoke", infer_body(value) | more)
 
 
-def test_a_model_that_only_says_that_its_process_died_goes_on(
-    client: Client, tmp_path: Path
-) -> None:
+def test_model_claiming_a_dead_process_goes_on(client: Client, tmp_path: Path) -> None:
     package = write_python_model(tmp_path / "lang", answer=_SAYS_DEAD)
     assert client.load("lang", package).status == 200
     for _ in range(3):
@@ -50,7 +48,7 @@ def test_a_model_that_only_says_that_its_process_died_goes_on(
 
 
 @pytest.mark.parametrize("request_id", ["r7", "x" * 3000 + "\ntwo lines"])
-def test_a_process_that_died_is_seen_by_a_request_of_any_name(
+def test_dead_process_is_noticed_by_any_request(
     client: Client, running: RunningAdapter, tmp_path: Path, request_id: str
 ) -> None:
     assert client.load("lang", write_python_model(tmp_path / "lang")).status == 200
@@ -61,7 +59,7 @@ def test_a_process_that_died_is_seen_by_a_request_of_any_name(
 
 
 @pytest.mark.nightly
-def test_a_model_that_lost_one_of_two_processes_is_dead(
+def test_model_without_one_of_two_processes_is_dead(
     client: Client, running: RunningAdapter, tmp_path: Path
 ) -> None:
     package = write_python_model(tmp_path / "lang", config=_TWO)

@@ -111,7 +111,7 @@ OOM = (507, "OutOfMemory")
 
 
 @pytest.mark.parametrize("text", WEAK)
-def test_weak_words_of_an_inference_are_507_where_memory_was_low(seen: Seen, text: str) -> None:
+def test_weak_inference_text_is_507_when_memory_low(seen: Seen, text: str) -> None:
     expected = OOM if seen.is_low else (500, "InferenceFailed")
 
     assert outcome(seen.infer(500, text)) == expected
@@ -119,7 +119,7 @@ def test_weak_words_of_an_inference_are_507_where_memory_was_low(seen: Seen, tex
         assert outcome(seen.infer(*text.split(": ", 1))) == expected
 
 
-def test_weak_words_of_a_load_are_507_where_memory_was_low(seen: Seen) -> None:
+def test_weak_load_text_is_507_when_memory_low(seen: Seen) -> None:
     expected = OOM if seen.is_low else (400, "InvalidModel")
 
     texts = WEAK[1::3]  # all of them: tests/unit/core/test_oom.py
@@ -138,7 +138,7 @@ def test_what_memory_said_is_in_the_answer(seen: Seen) -> None:
 
 
 @pytest.mark.parametrize("how", ["RuntimeError", 500])
-def test_a_size_far_below_what_is_free_is_507_once(seen: Seen, how: str | int) -> None:
+def test_size_below_free_memory_is_507_once(seen: Seen, how: str | int) -> None:
     name = f"echo-{how}"
     assert seen.client.load(name, write_failing_answers(seen.root / name)).status == 200
     body = failing(how, "CUDA out of memory. Tried to allocate 20.00 MiB")
@@ -148,7 +148,7 @@ def test_a_size_far_below_what_is_free_is_507_once(seen: Seen, how: str | int) -
     assert seen.client.delete(f"/models/{name}").status == 200
 
 
-def test_strong_words_of_a_load_are_507_whatever_memory_says(seen: Seen) -> None:
+def test_strong_load_text_is_507_whatever_memory_says(seen: Seen) -> None:
     """A load cannot repeat what a caller wrote, so its text is believed each time."""
     texts = [STRONG[0], STRONG[3], STRONG[0].replace("20.00 MiB", "20.00 GiB")]
     for number in range(2):  # all texts: tests/unit/core/test_oom.py
@@ -156,7 +156,7 @@ def test_strong_words_of_a_load_are_507_whatever_memory_says(seen: Seen) -> None
 
 
 @pytest.mark.parametrize("status", [400, 404, 501])
-def test_the_words_in_a_refusal_of_the_request_are_passed_through(seen: Seen, status: int) -> None:
+def test_refused_requests_words_are_passed_through(seen: Seen, status: int) -> None:
     reply = seen.infer(status, "the prompt is: CUDA out of memory")
 
     assert reply.status in {400, 500}  # a model's own 404 would say 'load me again'
@@ -174,7 +174,7 @@ def test_an_overload_is_503(seen: Seen, text: str) -> None:
     assert outcome(seen.infer(503, text)) == (503, "BackendUnavailable")
 
 
-def test_a_process_killed_in_a_load_is_507_where_memory_was_low(seen: Seen) -> None:
+def test_load_killed_at_little_memory_is_507(seen: Seen) -> None:
     package = seen.root / "killed-in-load"
     kill = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
     write_python_model(package, initialize=kill, config=_SMALL)
@@ -184,7 +184,7 @@ def test_a_process_killed_in_a_load_is_507_where_memory_was_low(seen: Seen) -> N
     assert seen.client.get(f"/models/{package.name}").status == 404
 
 
-def test_a_process_killed_in_an_inference_is_507_where_memory_was_low(seen: Seen) -> None:
+def test_inference_killed_at_little_memory_is_507(seen: Seen) -> None:
     """As the kernel does it when memory runs out. The model is dead either way: 404 after it."""
     package, pid = seen.root / "killed", seen.root / "killed.pid"
     note = f"import os, pathlib; pathlib.Path({str(pid)!r}).write_text(str(os.getpid()))"

@@ -109,7 +109,7 @@ def test_declared_size_that_was_passed_is_raised(client: Client, root: Path) -> 
     assert refused["needed_bytes"] >= ended["needs_more_than_bytes"]
 
 
-def test_declared_size_above_the_device_tells_what_is_free(
+def test_declared_size_above_device_tells_free_memory(
     adapter: RunningAdapter, client: Client, root: Path
 ) -> None:
     huge = write_eater(root / "huge", 1, declares="600MiB")

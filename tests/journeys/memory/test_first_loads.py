@@ -78,7 +78,7 @@ def test_load_that_took_too_much_needs_more_afterwards(
     assert client.load("beside", beside).status == 200
 
 
-def test_what_alone_takes_more_than_there_is_can_never_fit(
+def test_model_larger_than_all_memory_never_fits(
     adapter: RunningAdapter, client: Client, root: Path
 ) -> None:
     """The load may be ended as soon as it has passed the limit. Nothing is forgotten of that."""
@@ -93,7 +93,7 @@ def test_what_alone_takes_more_than_there_is_can_never_fit(
     check_agreement(adapter)
 
 
-def test_a_mesh_and_a_caller_of_v2_are_told_the_same(
+def test_mesh_and_v2_caller_get_the_same_refusal(
     adapter: RunningAdapter, client: Client, root: Path
 ) -> None:
     with grpc.insecure_channel(adapter.grpc) as channel:

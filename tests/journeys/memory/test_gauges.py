@@ -136,9 +136,7 @@ def test_nothing_of_nothing_is_not_a_full_gpu(
 
 
 @pytest.mark.nightly
-def test_while_the_gauge_says_nothing_the_ledger_goes_on(
-    triton: RunningAdapter, tmp_path: Path
-) -> None:
+def test_ledger_goes_on_while_gauge_is_silent(triton: RunningAdapter, tmp_path: Path) -> None:
     with gauged(triton, tmp_path, "--memory-source=triton") as at:
         assert at.load("a") == [200]
         at.gauge.page.is_broken = True
@@ -151,9 +149,7 @@ def test_while_the_gauge_says_nothing_the_ledger_goes_on(
 
 
 @pytest.mark.nightly
-def test_a_gauge_that_is_frozen_empty_hides_no_lack_of_memory(
-    triton: RunningAdapter, tmp_path: Path
-) -> None:
+def test_gauge_frozen_at_empty_hides_no_shortage(triton: RunningAdapter, tmp_path: Path) -> None:
     with gauged(triton, tmp_path, "--memory-source=triton") as at:
         at.gauge.page.is_frozen = True
 
@@ -161,9 +157,7 @@ def test_a_gauge_that_is_frozen_empty_hides_no_lack_of_memory(
 
 
 @pytest.mark.nightly
-def test_a_gauge_that_goes_and_comes_back_is_noticed_both_times(
-    triton: RunningAdapter, tmp_path: Path
-) -> None:
+def test_vanishing_and_returning_gauge_is_noticed(triton: RunningAdapter, tmp_path: Path) -> None:
     with gauged(triton, tmp_path, "--memory-source=triton") as at:
         assert at.load("a") == [200]
         at.gauge.stop()
@@ -203,7 +197,7 @@ def test_what_others_take_counts_as_well(triton: RunningAdapter, tmp_path: Path)
 
 
 @pytest.mark.nightly
-def test_nvml_and_tritons_metrics_stand_in_for_each_other(
+def test_nvml_and_tritons_metrics_replace_each_other(
     triton: RunningAdapter, tmp_path: Path
 ) -> None:
     with gauged(triton, tmp_path) as at:
@@ -223,7 +217,7 @@ def test_nvml_and_tritons_metrics_stand_in_for_each_other(
 
 
 @pytest.mark.parametrize("source", ["nvml", pytest.param("triton", marks=pytest.mark.nightly)])
-def test_of_two_gpus_each_has_figures_of_its_own(
+def test_two_gpus_have_their_own_figures(
     triton: RunningAdapter, tmp_path: Path, source: str
 ) -> None:
     """The package says nothing of either: the first load tells where it goes and what it takes.

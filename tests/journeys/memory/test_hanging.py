@@ -71,7 +71,7 @@ def check_serving(adapter: RunningAdapter, client: Client, *names: str) -> None:
     check_agreement(adapter)
 
 
-def test_an_unload_ends_a_load_that_hangs_and_leaves_nothing_of_it(
+def test_unload_ends_a_hanging_load_without_trace(
     adapter: RunningAdapter, client: Client, package: Path
 ) -> None:
     write_hanging(package)
@@ -106,7 +106,7 @@ def test_unload_of_dead_model_ends_despite_hang(
     check_serving(adapter, client, "m")
 
 
-def test_a_load_beside_one_that_hangs_is_held_back_once(
+def test_load_beside_a_hanging_one_waits_once(
     adapter: RunningAdapter, client: Client, package: Path
 ) -> None:
     """Loads of unknown size are measured one by one, and the next one waits for 5 s at most."""
@@ -201,7 +201,7 @@ def check_four_hanging(adapter: RunningAdapter, client: Client, folder: Path, *,
 
 
 @pytest.mark.nightly
-def test_four_hanging_loads_that_are_unloaded_cost_no_model_that_is_loaded(
+def test_four_unloaded_hanging_loads_cost_no_model(
     adapter: RunningAdapter, client: Client, package: Path
 ) -> None:
     check_four_hanging(adapter, client, package, end="unload")
@@ -258,7 +258,7 @@ def check_unloads_at_moments(
         assert adapter.events("model.load_stuck") == []
 
 
-def test_a_load_that_is_unloaded_soon_leaves_nothing_and_costs_no_thread(
+def test_quickly_unloaded_load_costs_no_thread(
     adapter: RunningAdapter, client: Client, package: Path
 ) -> None:
     check_unloads_at_moments(adapter, client, package, 0.1, 0.3, 0.6)

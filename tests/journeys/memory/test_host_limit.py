@@ -68,7 +68,7 @@ def test_fifth_that_declares_its_need_is_refused(
     check_fifth(adapter, client, packages["e"], (_MODEL_MIB + 30) * MIB)
 
 
-def test_when_an_unload_is_answered_the_memory_is_back(
+def test_memory_is_back_when_unload_is_answered(
     adapter: RunningAdapter, client: Client, root: Path
 ) -> None:
     package = write_eater(root / "back", _MODEL_MIB)

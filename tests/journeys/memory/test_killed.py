@@ -54,7 +54,7 @@ def check_next_load(adapter: RunningAdapter, package: Path) -> None:
         assert client.delete("/models/m").status == 200
 
 
-def test_a_python_process_killed_in_initialize_fails_that_load_alone(
+def test_process_killed_in_initialize_fails_its_load_alone(
     adapter: RunningAdapter, folder: Path, gate: Gate
 ) -> None:
     package = write_python_model(folder, initialize=gate.statements)
@@ -74,7 +74,7 @@ def test_a_python_process_killed_in_initialize_fails_that_load_alone(
 
 
 @pytest.mark.of_triton("2.51", "2.73", "the words of its python backend")
-def test_a_python_process_killed_in_an_inference_fails_that_and_loads_again(
+def test_process_killed_in_inference_reloads(
     adapter: RunningAdapter, folder: Path, gate: Gate
 ) -> None:
     package = write_python_model(folder, answer=gate.statements)
@@ -101,7 +101,7 @@ def test_a_python_process_killed_in_an_inference_fails_that_and_loads_again(
 
 
 @pytest.mark.parametrize("moment", ["load", "inference", "unload"])
-def test_a_killed_triton_is_replaced_and_forgotten_with_what_it_had(
+def test_killed_triton_is_replaced_and_its_models_forgotten(
     adapter: RunningAdapter, folder: Path, gate: Gate, moment: str
 ) -> None:
     body = {"load": "initialize", "inference": "answer", "unload": "finalize"}[moment]

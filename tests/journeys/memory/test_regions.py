@@ -156,7 +156,7 @@ def test_loaded_models_keep_their_regions(
         assert using.result()[0] >= 5
 
 
-def test_the_region_of_a_dead_instance_stays_while_triton_has_the_model(
+def test_dead_instances_region_stays_with_the_model(
     adapter: RunningAdapter, client: Client, package: Path
 ) -> None:
     write_python_model(package, imports=_IMPORTS, answer=_ANSWER, config=CONFIG + _INSTANCES)
@@ -194,7 +194,7 @@ def test_dead_model_unloaded_elsewhere_leaves_no_region(
     check_serves(client, "m")
 
 
-def test_a_process_that_dies_during_the_load_leaves_no_region(
+def test_process_dying_during_load_leaves_no_region(
     adapter: RunningAdapter, client: Client, package: Path
 ) -> None:
     write_python_model(package, imports="import os", initialize="os._exit(1)")

@@ -55,7 +55,7 @@ def check_served_and_unloaded(adapter: RunningAdapter, client: Client) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_an_adapter_that_is_started_again_serves_what_it_had_loaded(
+def test_restarted_adapter_serves_what_was_loaded(
     triton: RunningAdapter, package: Path, number: signal.Signals
 ) -> None:
     flags = (f"--model-roots={package.parent}", _LIMIT)
@@ -90,7 +90,7 @@ def held(state: dict[str, Any]) -> int:
     return sum(book["used_by_models_bytes"] for book in state["memory"]["devices"].values())
 
 
-def test_sizes_that_were_measured_are_known_to_the_next_run(tmp_path: Path) -> None:
+def test_measured_sizes_are_known_to_next_run(tmp_path: Path) -> None:
     package = write_eater(tmp_path / "models" / "m", 128)
     repository = tmp_path / "repository"
     flags = (
@@ -129,7 +129,7 @@ def running(*flags: str) -> Iterator[RunningAdapter]:
 
 @pytest.mark.parametrize("mode", ["forget", "reload"])
 @pytest.mark.races
-def test_a_triton_that_was_restarted_is_noticed_at_once(
+def test_restarted_triton_is_noticed_at_once(
     triton: RunningAdapter, package: Path, mode: str
 ) -> None:
     """The embedded one is: test_killed.py, test_ping.py."""
@@ -159,9 +159,7 @@ def folders(adapter: RunningAdapter) -> list[Path]:
 
 
 @pytest.mark.races
-def test_the_list_never_names_what_triton_has_lost_for_long(
-    triton: RunningAdapter, package: Path
-) -> None:
+def test_list_soon_drops_what_triton_lost(triton: RunningAdapter, package: Path) -> None:
     flags = (f"--model-roots={package.parent}", _LIMIT)
     with beside(triton, *flags) as adapter, closing(adapter.client()) as client:
         load_all(client, package)

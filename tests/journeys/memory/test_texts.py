@@ -145,7 +145,7 @@ def is_as_labelled(label: Label, outcome: Outcome, said: str) -> bool:
         pytest.param(answered_long, 5, marks=pytest.mark.nightly),
     ],
 )
-def test_an_inference_that_fails_is_507_as_its_text_is_labelled(
+def test_failed_inference_is_507_as_labelled(
     running: RunningAdapter, raiser: str, infer: Infer, failure: Failure, each: int
 ) -> None:
     cases = sorted(labels("infer"), key=lambda label: label.is_oom)[::each]
@@ -171,7 +171,7 @@ def test_an_inference_that_fails_is_507_as_its_text_is_labelled(
         pytest.param(raised_long, 1, marks=pytest.mark.nightly),
     ],
 )
-def test_a_load_that_fails_is_507_as_its_text_is_labelled(
+def test_failed_load_is_507_as_labelled(
     running: RunningAdapter, root: Path, tmp_path: Path, failure: Failure, each: int
 ) -> None:
     """Some of both labels; all in the nightly run."""

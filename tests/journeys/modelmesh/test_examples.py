@@ -89,7 +89,7 @@ def test_triton_fills_the_repository_that_the_adapter_fills(spec):
     assert "--model-control-mode=explicit" in triton["args"][1].split()
 
 
-def test_the_manifest_keeps_the_rules_of_the_controllers_validator(spec):
+def test_manifest_passes_the_controllers_validator(spec):
     names = [container["name"] for container in spec["containers"]]
     assert not {"mm", "puller", "rest-proxy"}.intersection(names)
     assert not [name for name in names if name.startswith("mm-")]

@@ -35,7 +35,7 @@ def predictor(name: str, **spec: Any) -> Object:
     return {"kind": "Predictor", "metadata": {"name": name}, "spec": spec}
 
 
-def test_models_of_one_name_are_left_out_until_a_namespace_is_chosen(bucket, tmp_path):
+def test_name_clashes_need_a_namespace(bucket, tmp_path):
     bucket.put({**PYTHON, "b/config.pbtxt": b"b"})
     found = [
         in_namespace("one", service("fraud", "python", **at("a"))),
@@ -145,7 +145,7 @@ def test_wrong_one_is_a_line_others_go_on(bucket, tmp_path):
     assert list(keys(bucket, "by-name/")) == ["by-name/a/1/model.py", "by-name/a/config.pbtxt"]
 
 
-def test_one_object_is_taken_as_a_list_of_one(bucket, tmp_path):
+def test_single_object_is_a_list_of_one(bucket, tmp_path):
     bucket.put(PYTHON)
 
     code, _, said = run(bucket, json.dumps(service("a", "python", **at("a"))), tmp_path, "--copy")
@@ -164,7 +164,7 @@ def test_one_object_is_taken_as_a_list_of_one(bucket, tmp_path):
     ],
     ids=["to", "file", "empty", "namespace"],
 )
-def test_what_nothing_can_be_done_with_is_one_error(bucket, tmp_path, given, flag, error):
+def test_unusable_input_is_one_error(bucket, tmp_path, given, flag, error):
     code, out, said = run(bucket, given, tmp_path, flag)
 
     assert (code, out) == (2, "")
@@ -172,7 +172,7 @@ def test_what_nothing_can_be_done_with_is_one_error(bucket, tmp_path, given, fla
     assert "Traceback" not in said
 
 
-def test_a_schema_is_found_by_the_storage_and_else_by_the_annotation(bucket, tmp_path):
+def test_schema_comes_from_storage_then_annotation(bucket, tmp_path):
     """Whichever way the model is named. It takes the place of a schema that is there."""
     bucket.put(
         {
@@ -204,7 +204,7 @@ def test_a_schema_is_found_by_the_storage_and_else_by_the_annotation(bucket, tmp
     }
 
 
-def test_models_are_found_that_are_named_in_the_older_ways(bucket, tmp_path):
+def test_models_of_older_forms_are_found(bucket, tmp_path):
     bucket.put({**PYTHON, "net.onnx": b"net", "s.json": b"schema"})
     old = {"secretKey": "localMinIO"}
     found = [

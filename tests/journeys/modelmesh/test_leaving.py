@@ -61,7 +61,7 @@ def test_each_controller_example_is_copied_or_explained(bucket, tmp_path):
     }
 
 
-def test_without_copy_nothing_is_changed_and_the_lines_are_the_same(bucket, tmp_path):
+def test_dry_run_changes_nothing_and_prints_the_same(bucket, tmp_path):
     bucket.put({"onnx/mnist.onnx": b"1"})
     onnx = [each for each in services() if "onnx" in each["metadata"]["name"]]
 
@@ -103,7 +103,7 @@ def test_the_values_are_rendered_and_their_settings_understood():
     assert source == {"secretRef": {"name": on_the_page("Secret")["metadata"]["name"]}}
 
 
-def test_the_secret_has_what_the_storage_config_of_the_mesh_had():
+def test_secret_holds_the_meshs_storage_config():
     theirs = yaml.safe_load((THEIRS / "minio-storage-secret.yaml").read_text())["stringData"]
     before, here = json.loads(theirs["localMinIO"]), on_the_page("Secret")["stringData"]
 
@@ -113,7 +113,7 @@ def test_the_secret_has_what_the_storage_config_of_the_mesh_had():
 
 
 @pytest.mark.triton
-def test_models_are_called_by_the_names_of_their_inference_services(bucket, tmp_path):
+def test_models_are_named_as_their_inference_services(bucket, tmp_path):
     folder = write_python_model(tmp_path / "model", answer="values = 2 * values")
     files = {f"python/twice/{p.relative_to(folder)}": p for p in folder.rglob("*") if p.is_file()}
     bucket.put({key: path.read_bytes() for key, path in files.items()})

@@ -156,9 +156,7 @@ async def test_next_request_loads_removed_model_again(mesh, everywhere):
 
 
 @once
-async def test_a_load_past_its_time_is_cancelled_and_nothing_of_it_stays(
-    mesh, everywhere, package, gate
-):
+async def test_load_past_its_time_is_cancelled_without_trace(mesh, everywhere, package, gate):
     write_python_model(package, initialize=gate.statements)
     load = asyncio.create_task(mesh.load("slow", str(package), seconds=3))
     await reached(gate)
@@ -192,7 +190,7 @@ async def test_one_connection_carries_everything_at_once(mesh, everywhere, packa
 
 
 @once
-async def test_a_request_that_meets_the_load_of_its_model_waits_for_it(mesh, package, gate):
+async def test_request_waits_for_the_load_in_progress(mesh, package, gate):
     write_python_model(package, initialize=gate.statements)
     slow = asyncio.create_task(mesh.load("slow", str(package)))
     await reached(gate)
@@ -220,7 +218,7 @@ async def test_a_mesh_that_starts_anew_finds_nothing_loaded(mesh, everywhere, pa
 
 
 @once
-async def test_model_loaded_past_the_adapter_is_unloaded_at_start(everywhere):
+async def test_model_loaded_past_adapter_is_unloaded_at_start(everywhere):
     """ModelMesh counts all memory as free at its start."""
     folder = everywhere.repository / "stranger"
     write_python_model(folder)
@@ -288,7 +286,7 @@ async def test_a_load_that_is_not_tried_says_so(mesh, everywhere, root, path):
 
 
 @once
-async def test_each_unary_call_about_a_model_goes_through_and_no_other(mesh):
+async def test_unary_model_calls_go_through_alone(mesh):
     await mesh.load("m", IDENTITY)
     service, named = "inference.GRPCInferenceService/", v2.ModelReadyRequest(name="v")
 
@@ -306,7 +304,7 @@ async def test_each_unary_call_about_a_model_goes_through_and_no_other(mesh):
 
 
 @once
-async def test_a_model_is_the_same_one_at_every_listener(mesh, everywhere):
+async def test_model_is_the_same_at_every_listener(mesh, everywhere):
     with closing(everywhere.client()) as sagemaker:
         assert sagemaker.load("theirs", IDENTITY).status == 200
         loaded = await mesh.load("theirs", IDENTITY)

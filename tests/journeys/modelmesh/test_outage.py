@@ -117,7 +117,7 @@ async def wait_for_not_found(mesh: Mesh) -> None:
     assert code is grpc.StatusCode.NOT_FOUND
 
 
-async def test_a_mesh_loses_no_request_and_no_load_while_triton_is_away(outage):
+async def test_mesh_loses_nothing_while_triton_is_away(outage):
     async with mesh_before(outage) as (mesh, adapter):
         await mesh.load("m", IDENTITY)
         await outage.begin(adapter)
@@ -197,7 +197,7 @@ def embedded_at(socket: str, outage: Outage) -> RunningAdapter:
     )
 
 
-async def test_a_mesh_loses_no_request_when_adapter_and_triton_are_killed(outage, folder):
+async def test_mesh_loses_no_request_to_a_kill(outage, folder):
     socket = f"unix:{folder}/rt.sock"
     adapter = await asyncio.to_thread(embedded_at, socket, outage)
     mesh = Mesh(socket, socket)
@@ -233,7 +233,7 @@ async def test_a_mesh_loses_no_request_when_adapter_and_triton_are_killed(outage
         assert adapter.stop() == 0, adapter.errors
 
 
-async def test_what_is_loaded_again_from_here_is_never_not_found(outage):
+async def test_model_reloaded_by_adapter_is_never_not_found(outage):
     async with mesh_before(outage, "--on-triton-restart=reload") as (mesh, adapter):
         await mesh.load("m", IDENTITY)
         await outage.begin(adapter)
@@ -254,7 +254,7 @@ def beside(elsewhere: Elsewhere, socket: str, root: Path = EXAMPLES) -> RunningA
     )
 
 
-async def test_a_mesh_finds_what_a_killed_adapter_had_loaded_elsewhere(elsewhere, folder, root):
+async def test_mesh_finds_models_of_a_killed_adapter(elsewhere, folder, root):
     socket, loads = f"unix:{folder}/rt.sock", root / "loads"
     write_python_model(root / "m", initialize=f"open({str(loads)!r}, 'a').write('x')")
     adapter = beside(elsewhere, socket, root)

@@ -60,7 +60,7 @@ def runtime(request: pytest.FixtureRequest) -> Iterator[tuple[dict[str, Any], Po
 
 
 @pytest.mark.triton
-def test_nothing_of_the_runtime_listens_where_others_of_the_pod_do(runtime):
+def test_runtime_avoids_the_pods_other_ports(runtime):
     spec, pod = runtime
     own = {8085} if spec["grpcEndpoint"] == "port:8085" else set()
 

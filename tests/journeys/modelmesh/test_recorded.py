@@ -143,7 +143,7 @@ def numbers_in(message: bytes) -> list[float]:
     return memoryview(raw).cast("f").tolist()
 
 
-async def test_the_mesh_as_it_was_recorded_has_every_call_answered(adapter, folder):
+async def test_recorded_mesh_has_every_call_answered(adapter, folder):
     async with playing(f"{folder}/rt.sock") as played:
         await played.start()
         first = await played.load(folder / MODEL / "identity")
@@ -162,7 +162,7 @@ async def test_the_mesh_as_it_was_recorded_has_every_call_answered(adapter, fold
 
 
 @pytest.mark.parametrize("socket", ["rt.sock", "data.sock"])
-async def test_requests_may_end_in_any_order_whatever_began_first(adapter, folder, socket):
+async def test_requests_end_in_any_order(adapter, folder, socket):
     heads = [line for line in SCRIPT["inferences"]["frames"] if line.startswith("HEADERS")]
     bodies = [line for line in SCRIPT["inferences"]["frames"] if line.startswith("DATA")]
     async with playing(f"{folder}/rt.sock") as managing:
@@ -174,7 +174,7 @@ async def test_requests_may_end_in_any_order_whatever_began_first(adapter, folde
     unload_all(adapter)
 
 
-def test_the_mesh_that_the_tests_play_is_the_one_that_was_recorded():
+def test_played_mesh_matches_the_recorded_one():
     predict, _, size = SCRIPT["load"]
     assert predict["deadline_seconds"] == mesh.PREDICT_SECONDS
     assert size["deadline_seconds"] == mesh.SIZE_SECONDS

@@ -49,7 +49,7 @@ def test_azure_ml_has_one_port_and_mount(deployment):
 
 
 @pytest.mark.triton
-def test_it_is_live_at_once_ready_with_its_model_and_scores_then(deployment, tmp_path, gate: Gate):
+def test_single_model_is_live_then_ready_and_scores(deployment, tmp_path, gate: Gate):
     name = PurePosixPath(deployment["environment_variables"]["ADAPTER_SINGLE_MODEL"]).name
     write_python_model(tmp_path / "mount" / name, initialize=gate.statements)
     adapter = started(deployment, tmp_path / "mount")

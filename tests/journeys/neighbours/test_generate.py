@@ -95,7 +95,7 @@ def test_invocations_are_generate_of_the_single_model(client):
 
 
 @pytest.mark.parametrize("name", ["named", "a name"])
-def test_invoke_is_generate_of_the_model_and_answers_with_its_name(client, models, name):
+def test_invoke_is_generate_under_the_callers_name(client, models, name):
     assert client.load(name, models / "plain").status == 200
     path = f"/models/{name.replace(' ', '%20')}"
     assert client.post(f"{path}/invoke", {"IN": 2.5}).json() == {
@@ -122,13 +122,13 @@ def test_generate_is_what_triton_answers_itself(client, generating):
             assert (ours.status, ours.json()) == (theirs.status, theirs.json())
 
 
-def test_an_inference_request_is_none_for_generate_and_v2_takes_both(client):
+def test_v2_takes_inference_requests_and_generate_does_not(client):
     assert refusal(client.post("/invocations", infer_body(1.5)))[0] == 400
     assert client.post("/v2/models/plain/infer", infer_body(1.5)).status == 200
     assert client.post("/v2/models/plain/generate", {"IN": 1.5}).status == 200
 
 
-def test_raw_tensors_are_refused_where_generate_is_asked_for(client):
+def test_generate_refuses_raw_tensors(client):
     body, json_bytes = binary_request(4)
     reply = client.post("/invocations", body, sized(json_bytes))
     assert refusal(reply)[:2] == (400, "InvalidRequest")
@@ -137,7 +137,7 @@ def test_raw_tensors_are_refused_where_generate_is_asked_for(client):
     assert refusal(client.post("/invocations", packed, {"Content-Encoding": "gzip"}))[0] == 400
 
 
-def test_generate_of_a_decoupled_model_that_answers_twice_is_no_good_answer(client, models):
+def test_generate_with_two_answers_is_an_error(client, models):
     """Triton 2.51 says 200 with the error as the body."""
     gate = Gate(models / "gate")
     gate.open()
@@ -149,7 +149,7 @@ def test_generate_of_a_decoupled_model_that_answers_twice_is_no_good_answer(clie
     gate.path.unlink()
 
 
-def test_a_model_that_raises_is_an_error_with_its_text(client, models):
+def test_raising_model_is_an_error_with_text(client, models):
     assert client.load("raises", models / "raises").status == 200
     reply = client.post("/models/raises/invoke", {"IN": 1.5})
     assert (reply.status, "no such luck" in reply.json()["error"]) == (400, True)

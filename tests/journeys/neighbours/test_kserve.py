@@ -64,7 +64,7 @@ def names(client: Client) -> list[str]:
 
 
 @pytest.mark.triton
-def test_what_the_agent_brings_is_loaded_and_what_it_removes_is_gone(agent, served):
+def test_agents_models_are_loaded_and_removed(agent, served):
     [loaded] = agent.config(("a", "s3://1"))
     assert loaded.status == 200
     assert answer_of(agent.client, "a") == [1.5]
@@ -82,7 +82,7 @@ def test_what_the_agent_brings_is_loaded_and_what_it_removes_is_gone(agent, serv
 
 
 @pytest.mark.triton
-def test_a_trained_model_with_another_storage_uri_is_replaced(agent):
+def test_changed_storage_uri_replaces_the_model(agent):
     agent.config(("a", "s3://1"))
 
     assert [reply.status for reply in agent.config(("a", "s3://2"))] == [200, 200]
@@ -128,7 +128,7 @@ def test_returning_container_has_its_agents_models(container, mounted, tmp_path)
 
 
 @pytest.mark.triton
-def test_the_hook_of_the_example_ends_once_loads_are_taken(agent, served, container):
+def test_examples_hook_ends_once_loads_are_accepted(agent, served, container):
     program, *words = container["lifecycle"]["postStart"]["exec"]["command"]
     words = [word.replace("127.0.0.1:8081", served.admin) for word in words]
     assert program == "triton-adapter"
@@ -138,7 +138,7 @@ def test_the_hook_of_the_example_ends_once_loads_are_taken(agent, served, contai
     assert [reply.status for reply in agent.config(("a", "s3://1"))] == [200]
 
 
-def test_the_example_is_what_kserve_takes_for_a_server_of_many_models(container):
+def test_example_is_a_multi_model_server_for_kserve(container):
     """IsMMSPredictor and mountModelDir of kserve/kserve v0.15.2."""
     variables = {each["name"]: each["value"] for each in container["env"]}
     assert variables["MULTI_MODEL_SERVER"] == "true"
@@ -148,7 +148,7 @@ def test_the_example_is_what_kserve_takes_for_a_server_of_many_models(container)
     assert [port["containerPort"] for port in container["ports"]] == [8080]
 
 
-def test_the_trained_model_has_what_its_crd_requires_and_names_the_service():
+def test_trained_model_meets_its_crd():
     """config/crd/full of kserve/kserve v0.15.2."""
     service = yaml.safe_load((EXAMPLE / "inferenceservice.yaml").read_text())
     model = yaml.safe_load((EXAMPLE / "trainedmodel.yaml").read_text())

@@ -25,7 +25,7 @@ def named() -> tuple[dict[str, str], dict[str, str]]:
     return headers, {"request_id": request, "trace_id": trace}
 
 
-def test_the_settings_in_force_are_told_with_their_origin(adapter: RunningAdapter):
+def test_settings_in_force_are_shown_with_origin(adapter: RunningAdapter):
     with closing(Client(adapter.admin)) as admin:
         told = admin.get("/debug/config").json()
     assert told["triton"] == {"value": "embedded", "origin": "flag --triton"}
@@ -39,9 +39,7 @@ def test_each_task_tells_where_it_stands(adapter: RunningAdapter):
     assert "in Housekeeping.run" in chain
 
 
-def test_operations_and_failures_over_http_bear_the_names_of_their_requests(
-    adapter: RunningAdapter, client: Client
-):
+def test_http_operations_are_logged_with_request_names(adapter: RunningAdapter, client: Client):
     for event, method, path, body in (
         ("model.loaded", "POST", "/models", {"model_name": "m", "url": str(ECHO)}),
         ("request.failed", "POST", "/models/none/invoke", infer_body(1.0)),
@@ -55,9 +53,7 @@ def test_operations_and_failures_over_http_bear_the_names_of_their_requests(
         adapter.wait_for(event, **fields)
 
 
-def test_a_good_inference_gives_the_name_back_and_logs_nothing(
-    adapter: RunningAdapter, client: Client
-):
+def test_good_inference_returns_its_id_unlogged(adapter: RunningAdapter, client: Client):
     assert client.load("m", ECHO).status == 200
     headers, fields = named()
     for path in ("/models/m/invoke", "/v2/models/m/infer"):
@@ -67,7 +63,7 @@ def test_a_good_inference_gives_the_name_back_and_logs_nothing(
     assert not [line for line in adapter.lines if fields.items() <= line.items()]
 
 
-def test_what_is_no_trace_context_is_no_trace_in_the_log(adapter: RunningAdapter, client: Client):
+def test_invalid_trace_context_is_not_logged(adapter: RunningAdapter, client: Client):
     headers, fields = named()
     headers["traceparent"] = "00-shorter-than-it-has-to-be-01"
     ask = partial(client.post, "/models/none/invoke", infer_body(1.0), headers)
@@ -75,7 +71,7 @@ def test_what_is_no_trace_context_is_no_trace_in_the_log(adapter: RunningAdapter
     assert "trace_id" not in line
 
 
-def test_operations_and_failures_over_grpc_bear_the_names_of_their_requests(
+def test_grpc_operations_are_logged_with_request_names(
     adapter: RunningAdapter,
 ):
     with calls_to(adapter.grpc) as calls:
@@ -96,7 +92,7 @@ def test_operations_and_failures_over_grpc_bear_the_names_of_their_requests(
         )
 
 
-def test_operations_of_a_mesh_bear_the_names_of_their_requests(adapter: RunningAdapter):
+def test_mesh_operations_are_logged_with_request_names(adapter: RunningAdapter):
     asks = (
         ("model.loaded", "loadModel", pb.LoadModelRequest(modelId="m", modelPath=str(ECHO))),
         ("model.unloaded", "unloadModel", pb.UnloadModelRequest(modelId="m")),

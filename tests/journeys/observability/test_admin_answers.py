@@ -45,7 +45,7 @@ def test_drain_refuses_a_timeout_that_is_none(admin):
 
 
 @pytest.mark.parametrize("headers", [ELSEWHERE, {"Host": "evil.example"}])
-def test_a_page_of_another_site_cannot_end_the_work(shared_adapter, admin, headers):
+def test_cross_site_page_cannot_end_the_work(shared_adapter, admin, headers):
     reply = admin.request("POST", "/drain?timeout=0.1", headers=headers)
     assert (reply.status, list(reply.json())) == (403, ["error"])
     assert admin.get("/readyz").status == 200
@@ -63,7 +63,7 @@ def test_json_ends_its_line(admin, path):
     assert reply.headers["Server"] is None
 
 
-def test_a_caller_who_leaves_before_the_state_is_told_is_no_error(shared_adapter, admin):
+def test_caller_leaving_before_the_state_is_no_error(shared_adapter, admin):
     seen = len(shared_adapter.lines)
     host, _, port = shared_adapter.admin.rpartition(":")
     for _ in range(20):
@@ -88,7 +88,7 @@ AMBIGUOUS = {
 
 
 @pytest.mark.parametrize("name", AMBIGUOUS)
-def test_admin_refuses_a_body_that_may_be_a_second_request(shared_adapter, name):
+def test_admin_refuses_body_that_hides_a_request(shared_adapter, name):
     """The server, aiohttp, ends CONNECT at its head, and before 3.14.3 also an upgrade. A proxy
     that reads a body there would let another request through.
     """
@@ -124,7 +124,7 @@ def test_trial_refuses_a_compressed_body(shared_adapter, coding, body):
 TRIAL = b"POST /infer?model_id=any HTTP/1.1\r\nHost: localhost\r\n"
 
 
-def test_caller_who_leaves_amid_a_body_is_no_error(shared_adapter, admin):
+def test_caller_leaving_during_body_is_no_error(shared_adapter, admin):
     seen = len(shared_adapter.lines)
     host, _, port = shared_adapter.admin.rpartition(":")
     for _ in range(20):
@@ -161,7 +161,7 @@ def test_body_is_asked_for_where_a_caller_waits(shared_adapter):
     assert received.startswith(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 ")
 
 
-def test_an_upgrade_without_a_body_is_answered_as_a_plain_request(admin):
+def test_upgrade_without_body_is_answered_plainly(admin):
     """Java's HttpClient offers h2c with its first request."""
     offer = {"Connection": "Upgrade, HTTP2-Settings", "Upgrade": "h2c", "HTTP2-Settings": ""}
     for headers in (offer, {**offer, "Content-Length": "0"}):

@@ -95,7 +95,7 @@ class OpenStream:
         self._more.set()
 
 
-def test_sigterm_under_load_loses_no_answer_that_is_owed(tmp_path: Path, gate: Gate) -> None:
+def test_sigterm_under_load_loses_no_answer(tmp_path: Path, gate: Gate) -> None:
     slow = write_python_model(tmp_path / "slow", answer=gate.statements)
     flags = (f"--model-roots={tmp_path}", f"--model-roots={EXAMPLES}", "--drain-min-seconds=3")
     flags += ("--grpc-data=127.0.0.1:0",)
@@ -132,9 +132,7 @@ def test_sigterm_under_load_loses_no_answer_that_is_owed(tmp_path: Path, gate: G
         assert adapter.process.wait(40) == 0
 
 
-def test_requests_in_flight_are_answered_after_the_listeners_have_closed(
-    tmp_path: Path, gate: Gate
-) -> None:
+def test_requests_are_answered_after_listeners_close(tmp_path: Path, gate: Gate) -> None:
     slow = write_python_model(tmp_path / "slow", answer=gate.statements)
     with (
         embedded_adapter(f"--model-roots={tmp_path}", COMPLETE) as adapter,
@@ -168,7 +166,7 @@ def is_refused(address: str) -> bool:
         return False
 
 
-def test_drain_waits_for_what_is_in_flight_and_takes_no_loads(tmp_path: Path, gate: Gate) -> None:
+def test_drain_waits_for_requests_and_refuses_loads(tmp_path: Path, gate: Gate) -> None:
     slow = write_python_model(tmp_path / "slow", answer=gate.statements)
     listener = tmp_path / "admin.sock"
     flags = (f"--model-roots={tmp_path}", f"--model-roots={EXAMPLES}", f"--admin=unix:{listener}")
@@ -197,9 +195,7 @@ def test_drain_waits_for_what_is_in_flight_and_takes_no_loads(tmp_path: Path, ga
         assert client.post("/models/slow/invoke", infer_body(1.0)).status == 200
 
 
-def test_a_drain_that_takes_too_long_fails_and_says_what_is_left(
-    tmp_path: Path, gate: Gate
-) -> None:
+def test_drain_past_its_time_says_what_is_left(tmp_path: Path, gate: Gate) -> None:
     slow = write_python_model(tmp_path / "slow", initialize=gate.statements)
     with (
         embedded_adapter(f"--model-roots={tmp_path}", COMPLETE) as adapter,
@@ -216,7 +212,7 @@ def test_a_drain_that_takes_too_long_fails_and_says_what_is_left(
         assert outcome(drain(adapter)) == (0, "")
 
 
-def test_a_stream_of_health_ends_when_the_drain_begins() -> None:
+def test_health_stream_ends_when_the_drain_begins() -> None:
     with embedded_adapter() as adapter, grpc.insecure_channel(adapter.grpc) as channel:
         watch = channel.unary_stream(
             "/grpc.health.v1.Health/Watch",

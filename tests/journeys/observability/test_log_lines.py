@@ -19,7 +19,7 @@ pytestmark = pytest.mark.triton
 IDENTITY = EXAMPLES / "identity"
 
 
-def test_a_failed_request_says_listener_method_status_and_model_over_http(
+def test_failed_http_request_is_logged_with_details(
     adapter: RunningAdapter, client: Client
 ) -> None:
     asked = [
@@ -37,7 +37,7 @@ def test_a_failed_request_says_listener_method_status_and_model_over_http(
     assert (line["method"], line["status"], line["error"]) == ("PUT", 405, "MethodNotAllowed")
 
 
-def test_a_failed_request_says_listener_method_status_and_model_over_grpc(
+def test_failed_grpc_request_is_logged_with_details(
     adapter: RunningAdapter,
 ) -> None:
     for listener in ("grpc", "grpc_data"):
@@ -78,9 +78,7 @@ def test_refused_or_failed_load_is_logged_once(
     ] == []
 
 
-def test_an_unload_says_what_is_freed_and_a_load_when_it_begins(
-    adapter: RunningAdapter, client: Client
-) -> None:
+def test_load_and_unload_are_logged_with_sizes(adapter: RunningAdapter, client: Client) -> None:
     assert client.load("freed", IDENTITY).status == 200
     assert client.delete("/models/freed").status == 200
     events = ["model.loading", "model.loaded", "model.unloading", "model.unloaded"]
@@ -112,7 +110,7 @@ def only(lines: list[dict[str, Any]], **fields: object) -> dict[str, Any]:
     return line
 
 
-def test_at_debug_a_load_tells_its_steps_and_how_it_was_admitted(told: RunningAdapter) -> None:
+def test_debug_log_shows_load_steps_and_admission(told: RunningAdapter) -> None:
     steps = [line for line in told.events("model.step") if line["model_id"] == "identity"]
     assert [line["waits_for"] for line in steps] == [
         *("package", "turn", "files", "triton"),
@@ -124,7 +122,7 @@ def test_at_debug_a_load_tells_its_steps_and_how_it_was_admitted(told: RunningAd
     assert admitted["level"] == "debug"
 
 
-def test_at_debug_each_control_call_to_triton_is_told(told: RunningAdapter) -> None:
+def test_debug_log_shows_control_calls_to_triton(told: RunningAdapter) -> None:
     calls = told.events("triton.called")
     for method in ("load_model", "unload_model"):
         line = only(calls, method=method, model_id="identity")
@@ -132,7 +130,7 @@ def test_at_debug_each_control_call_to_triton_is_told(told: RunningAdapter) -> N
         assert line["seconds"] > 0
 
 
-def test_at_debug_each_request_is_told_with_the_time_that_triton_took(
+def test_debug_log_shows_requests_with_tritons_time(
     told: RunningAdapter,
 ) -> None:
     line = told.wait_for("request.answered", frontend="sagemaker", method="invoke")
@@ -142,7 +140,7 @@ def test_at_debug_each_request_is_told_with_the_time_that_triton_took(
     assert (line["model_id"], line["status"]) == ("identity", "OK")
 
 
-def test_at_debug_a_refused_load_is_told_as_a_request_too(told: RunningAdapter) -> None:
+def test_debug_log_shows_refused_loads_as_requests(told: RunningAdapter) -> None:
     line = told.wait_for("request.failed", model_id="refused-once")
     assert (line["level"], line["status"]) == ("debug", 400)
 

@@ -95,7 +95,7 @@ PROMETHEUS = (
         ("application/openmetrics-text;version=x", "text/plain; version=0.0.4", b"\n"),
     ],
 )
-def test_the_form_is_the_one_that_is_asked_for(adapter: RunningAdapter, accept, content_type, end):
+def test_log_has_the_requested_form(adapter: RunningAdapter, accept, content_type, end):
     with closing(Client(adapter.admin)) as admin:
         reply = admin.get("/metrics", Accept=accept)
     assert reply.status == 200
@@ -108,7 +108,7 @@ def test_the_form_is_the_one_that_is_asked_for(adapter: RunningAdapter, accept, 
     ("accepted", "is_packed"),
     [("gzip", True), ("deflate, GZIP;q=0.8", True), ("identity", False), ("br", False)],
 )
-def test_the_page_is_packed_for_who_can_unpack_it(adapter: RunningAdapter, accepted, is_packed):
+def test_page_is_compressed_for_clients_that_can(adapter: RunningAdapter, accepted, is_packed):
     with closing(Client(adapter.admin)) as admin:
         reply = admin.get("/metrics", **{"Accept-Encoding": accepted})
         bare = admin.get("/metrics")
@@ -135,7 +135,7 @@ def test_promtool_finds_no_fault(adapter: RunningAdapter):
     promtool("check", "metrics", given=page(adapter).encode())
 
 
-def test_a_request_is_triton_s_share_and_the_adapters_own(adapter: RunningAdapter):
+def test_request_time_is_tritons_and_the_adapters(adapter: RunningAdapter):
     labels = '{frontend="sagemaker",method="invoke"}'
     names = ("request", "upstream", "overhead")
 
@@ -161,7 +161,7 @@ def test_a_request_is_triton_s_share_and_the_adapters_own(adapter: RunningAdapte
 
 
 @pytest.mark.parametrize("way", ["planned", "handled"])
-def test_the_time_of_a_slow_caller_is_not_the_adapters(adapter: RunningAdapter, way):
+def test_slow_callers_time_is_not_the_adapters(adapter: RunningAdapter, way):
     """A small body is gathered before Triton is asked. A repeated header has no plan."""
     labels = '{frontend="sagemaker",method="invoke"}'
     with closing(adapter.client()) as client:
@@ -197,7 +197,7 @@ def test_the_time_of_a_slow_caller_is_not_the_adapters(adapter: RunningAdapter, 
     assert own < callers
 
 
-def test_the_build_and_the_idle_time_of_models_are_told(adapter: RunningAdapter):
+def test_metrics_show_build_and_idle_times(adapter: RunningAdapter):
     found = page(adapter)
     assert re.search(
         r'^triton_adapter_build_info\{python="3[^"]*",triton="embedded",version="',

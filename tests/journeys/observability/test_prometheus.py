@@ -123,7 +123,7 @@ HOSTILE = [
 ]
 
 
-def test_prometheus_has_models_by_their_names_whatever_these_are(
+def test_prometheus_keeps_any_model_name(
     adapter: RunningAdapter, prometheus: Prometheus, tmp_path: Path
 ):
     package = write_python_model(tmp_path / "a")

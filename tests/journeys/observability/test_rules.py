@@ -87,7 +87,7 @@ def test_every_metric_of_triton_that_is_shown_exists(adapter: RunningAdapter, cl
 
 
 @rows("rule", _RULES)
-def test_an_alert_says_what_is_wrong_and_where_to_read_on(rule):
+def test_alert_says_what_is_wrong_with_link(rule):
     assert rule["labels"]["severity"] in {"critical", "warning"}
     assert rule["annotations"].keys() - {"holders"} == {"summary", "description", "runbook"}
     page, _, anchor = rule["annotations"]["runbook"].partition("#")
@@ -168,7 +168,7 @@ def test_every_panel_has_place_and_chosen_source():
 
 
 @rows("expression", [each for exprs in shown_by_panel().values() for each in exprs])
-def test_every_selector_of_the_dashboard_is_of_the_chosen_pods(expression):
+def test_dashboard_selects_only_the_chosen_pods(expression):
     chosen = 'cluster=~"$cluster",namespace=~"$namespace",pod=~"$pod"'
     selectors = re.findall(r"\{([^}]*)\}", expression)
     assert len(selectors) == len(re.findall(r"\b(?:triton_adapter|nv|process)_\w+", expression))

@@ -49,17 +49,17 @@ def lines(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return log.read_text().splitlines()
 
 
-def test_every_line_has_the_time_and_the_level_in_front(lines: list[str]) -> None:
+def test_log_lines_begin_with_time_and_level(lines: list[str]) -> None:
     assert [line for line in lines if not STAMP.match(line)] == []
 
 
-def test_triton_speaks_in_bare_lines_without_its_own_stamp_and_tables(lines: list[str]) -> None:
+def test_tritons_lines_come_without_stamp_and_tables(lines: list[str]) -> None:
     said = [line.partition(" triton | ")[2] for line in lines if " triton | " in line]
     assert "successfully loaded 'm'" in said
     assert [line for line in said if re.match(r"[IWE]\d{4} |[|+]|$", line)] == []
 
 
-def test_a_healthy_run_says_nothing_as_warning_or_error(lines: list[str]) -> None:
+def test_healthy_run_logs_no_warning(lines: list[str]) -> None:
     """What each machine without GPU says is one line."""
     assert [line for line in lines if re.search(r"\d (warning|error)", line)] == []
 

@@ -134,7 +134,7 @@ def stream(adapter: RunningAdapter, header: str) -> None:
         ("/v2/models/echo/versions/1/infer", "/v2/models/{model_name}/versions/{version}/infer"),
     ],
 )
-def test_an_inference_over_http_is_a_chain_from_caller_to_triton(found, traced, path, route):
+def test_http_inference_is_a_chain_of_spans(found, traced, path, route):
     server, client = chain(found, ask(found, partial(post_to(path), traced)))
     assert (server.name, server.is_error) == (f"POST {route}", False)
     assert server.attributes["http.route"] == route
@@ -143,7 +143,7 @@ def test_an_inference_over_http_is_a_chain_from_caller_to_triton(found, traced, 
     assert client.attributes["http.response.status_code"] == 200
 
 
-def test_an_inference_over_grpc_is_a_chain_from_caller_to_triton(found, traced):
+def test_grpc_inference_is_a_chain_of_spans(found, traced):
     server, client = chain(found, ask(found, partial(infer, traced)))
     assert server.name == client.name == f"{SERVICE}/ModelInfer"
     assert server.attributes["rpc.method"] == f"{SERVICE}/ModelInfer"
@@ -151,12 +151,12 @@ def test_an_inference_over_grpc_is_a_chain_from_caller_to_triton(found, traced):
     assert server.attributes["adapter.model"] == client.attributes["adapter.model"] == "echo"
 
 
-def test_a_stream_over_grpc_is_a_chain_from_caller_to_triton(found, traced):
+def test_grpc_stream_is_a_chain_of_spans(found, traced):
     server, client = chain(found, ask(found, partial(stream, traced)))
     assert server.name == client.name == f"{SERVICE}/ModelStreamInfer"
 
 
-def test_a_load_and_an_unload_are_a_client_span_each(found, traced):
+def test_load_and_unload_are_client_spans(found, traced):
     body = {"model_name": "more", "url": str(ECHO)}
     with closing(traced.client()) as client:
         for method, path, given, call in (
@@ -172,7 +172,7 @@ def test_a_load_and_an_unload_are_a_client_span_each(found, traced):
             assert asked.parent_id == server.span_id
 
 
-def test_a_failure_of_the_model_is_marked_and_a_callers_is_not(found, traced, package):
+def test_models_failure_marks_its_span_callers_not(found, traced, package):
     write_python_model(package, answer="raise RuntimeError('no')")
     with closing(traced.client()) as client:
         trace, _, header = caller()
@@ -192,7 +192,7 @@ def test_a_failure_of_the_model_is_marked_and_a_callers_is_not(found, traced, pa
     assert (server.attributes["error.type"], server.is_error) == ("INTERNAL", True)
 
 
-def test_the_code_of_a_refused_rpc_is_on_its_span(found, traced):
+def test_refused_rpcs_code_is_on_its_span(found, traced):
     trace, _, header = caller()
     with calls_to(traced.grpc) as calls, pytest.raises(grpc.RpcError):
         calls.infer("none", 1.0, metadata=(("traceparent", header),))
@@ -201,7 +201,7 @@ def test_the_code_of_a_refused_rpc_is_on_its_span(found, traced):
     assert not server.is_error
 
 
-def test_a_caller_that_is_not_sampled_makes_no_span(found, traced):
+def test_unsampled_caller_makes_no_span(found, traced):
     unseen, _, header = caller()
     seen, _, other = caller()
     with closing(traced.client()) as client:
@@ -215,7 +215,7 @@ def test_a_caller_that_is_not_sampled_makes_no_span(found, traced):
 @pytest.mark.parametrize(
     "call", [post_to("/models/echo/invoke"), post_to("/v2/models/echo/infer"), infer, stream]
 )
-def test_without_a_collector_a_context_passes_as_it_came(found, untraced, call):
+def test_context_passes_without_a_collector(found, untraced, call):
     asked = ask(found, partial(call, untraced))
     assert asked.root.parent_id == asked.parent
 
@@ -237,7 +237,7 @@ def test_without_an_endpoint_nothing_is_made(environ):
     ("variable", "value"),
     [("OTEL_TRACES_EXPORTER", "zipkin"), ("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc")],
 )
-def test_what_we_cannot_export_to_is_a_bad_setting(variable, value):
+def test_unsupported_exporter_is_a_bad_setting(variable, value):
     with pytest.raises(InvalidSettings, match=variable):
         tracing_of({ENDPOINT: "http://c:4318", variable: value}, "1")
 
@@ -262,7 +262,7 @@ def test_silent_collector_delays_end_by_seconds(monkeypatch):
 
 
 @pytest.mark.parametrize("call", [post_to("/models/echo/invoke"), infer])
-def test_a_duration_has_the_trace_of_its_request_as_exemplar(traced, call):
+def test_duration_has_its_trace_as_exemplar(traced, call):
     trace, unsampled = secrets.token_hex(16), secrets.token_hex(16)
     with closing(Client(traced.admin)) as admin:
         for one, sampled in ((unsampled, "00"), (trace, "01")):

@@ -101,7 +101,7 @@ def test_unknown_model_is_not_found(client: Client):
     assert (reply.status, reply.json()["error"]["code"]) == (404, "model_not_found")
 
 
-def test_model_that_raises_is_error_by_task_and_by_hand(client: Client):
+def test_raising_model_is_error_on_both_paths(client: Client):
     for _ in range(3):
         reply = client.post("/v1/embeddings", {"model": "batches", "input": "raise"})
         assert (reply.status, reply.json()["error"]["code"]) == (500, "InferenceFailed")

@@ -66,7 +66,7 @@ def test_keys_of_endpoint_close_paths_without_token(store: Path, tmp_path: Path)
         assert client.post("/v1/embeddings", CALL, right).status == 200
 
 
-def test_limit_of_bodies_holds_by_task_and_by_hand(store: Path, tmp_path: Path):
+def test_body_limit_holds_on_both_paths(store: Path, tmp_path: Path):
     flags = (f"--model-store={store}", f"--cache-dir={tmp_path}", "--on-demand", COMPLETE)
     with (
         embedded_adapter(*flags, "--max-body-bytes=1KiB") as adapter,

@@ -99,7 +99,7 @@ def address() -> Iterator[str]:
     loop.close()
 
 
-def test_a_thousand_models_are_a_page_of_bounded_size(address: str, browser: Browser) -> None:
+def test_thousand_models_are_a_bounded_page(address: str, browser: Browser) -> None:
     browser.open(address)
     browser.until(lambda: len(browser.rows()) == 100, "a hundred rows")
     assert next(iter(browser.rows())) == "m999"
@@ -115,9 +115,7 @@ def test_a_thousand_models_are_a_page_of_bounded_size(address: str, browser: Bro
     assert browser.log() == []
 
 
-def test_rows_that_stay_are_the_same_elements_from_answer_to_answer(
-    address: str, browser: Browser
-) -> None:
+def test_staying_rows_keep_their_elements(address: str, browser: Browser) -> None:
     browser.open(address)
     browser.until(lambda: len(browser.rows()) == 100, "a hundred rows")
     browser.run("window.kept = [...document.querySelectorAll('#models tr')]")
@@ -152,7 +150,7 @@ def test_the_table_is_sorted_by_what_is_clicked(address: str, browser: Browser) 
     assert browser.run(head) == "descending"
 
 
-def test_a_phone_has_fewer_rows_and_a_list_to_sort_by(address: str, browser: Browser) -> None:
+def test_phone_has_fewer_columns_and_a_sort_list(address: str, browser: Browser) -> None:
     browser.open(address, PHONE)
     browser.until(lambda: len(browser.rows()) == 20, "twenty rows")
     browser.run(

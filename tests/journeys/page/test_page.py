@@ -38,7 +38,7 @@ def page(opened: Scene, browser: Browser) -> Iterator[Browser]:
     unload_all(opened.adapter)
 
 
-def test_a_load_appears_with_its_size_and_an_unload_goes_away(opened: Scene, page: Browser) -> None:
+def test_loads_appear_with_size_and_unloads_vanish(opened: Scene, page: Browser) -> None:
     assert page.text("#none").startswith("No model is loaded. ")
     assert opened.load(SMALL) == 200
 
@@ -61,7 +61,7 @@ def test_a_load_appears_with_its_size_and_an_unload_goes_away(opened: Scene, pag
     assert f"loaded {SMALL} in" in loaded
 
 
-def test_a_507_is_seen_with_its_figures_and_is_announced(opened: Scene, page: Browser) -> None:
+def test_507_is_shown_with_figures_and_announced(opened: Scene, page: Browser) -> None:
     assert opened.load("support-chat") == 200
     page.until(lambda: "support-chat" in page.rows(), "the model is there")
     assert opened.load(TOO_MUCH) == 507
@@ -119,7 +119,7 @@ def test_requests_show_as_a_rate_and_latencies(opened: Scene, page: Browser) -> 
     assert "requests/s" in page.text("#counts")
 
 
-def test_a_fetch_shows_its_progress_and_then_the_model(opened: Scene, page: Browser) -> None:
+def test_fetch_shows_progress_then_the_model(opened: Scene, page: Browser) -> None:
     opened.store.hold(0.6)
     opened.call_for_what_arrives()
     page.until(lambda: "fetching" in page.rows().get(ARRIVES, ""), "the fetch is shown")
@@ -147,7 +147,7 @@ def test_the_disk_cache_has_a_bar(opened: Scene, page: Browser) -> None:
     page.until(lambda: "1 model only on disk" in page.text("#disk"), "it is only on disk")
 
 
-def test_a_key_that_is_not_in_the_store_is_told(opened: Scene, page: Browser) -> None:
+def test_missing_key_is_shown(opened: Scene, page: Browser) -> None:
     with closing(opened.adapter.client()) as client:
         head = {"X-Amzn-SageMaker-Target-Model": "mistyped/model.tar.gz"}
         answer = client.post("/endpoints/default/invocations", infer_body(1.0), headers=head)
@@ -156,7 +156,7 @@ def test_a_key_that_is_not_in_the_store_is_told(opened: Scene, page: Browser) ->
     assert "was not fetched" in page.text("#mistake")
 
 
-def test_triton_that_is_killed_is_told_and_so_is_its_return(opened: Scene, page: Browser) -> None:
+def test_killed_triton_and_its_return_are_shown(opened: Scene, page: Browser) -> None:
     assert opened.load(SMALL) == 200
     assert opened.call_for(ARRIVES) == 200
     os.kill(tritonserver(opened.adapter), signal.SIGKILL)
@@ -178,7 +178,7 @@ def test_triton_that_is_killed_is_told_and_so_is_its_return(opened: Scene, page:
     assert page.run(inside)
 
 
-def test_why_triton_ended_is_told_in_place_of_its_silence(opened: Scene, page: Browser) -> None:
+def test_tritons_exit_reason_replaces_its_silence(opened: Scene, page: Browser) -> None:
     def downs() -> list[str]:
         return [each for each in page.events() if "Triton down" in each]
 
@@ -264,7 +264,7 @@ def test_absent_adapter_is_told_and_its_return(opened: Scene, browser: Browser) 
     browser.until(lambda: browser.text("#state") == "ready", "it goes on")
 
 
-def test_the_page_that_serve_names_at_its_start_tells_of_a_drain(browser: Browser) -> None:
+def test_page_shows_a_drain(browser: Browser) -> None:
     with embedded_adapter("--examples") as adapter, closing(Client(adapter.admin)) as admin:
         browser.open(adapter.admin)
         assert browser.text("#state") == "ready"

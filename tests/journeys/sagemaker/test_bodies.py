@@ -43,7 +43,7 @@ def reset_peak(pid: int) -> None:
     Path(f"/proc/{pid}/clear_refs").write_text("5")
 
 
-def test_a_chunked_body_is_as_good_as_a_whole_one(caller: Client) -> None:
+def test_chunked_body_counts_as_a_whole_one(caller: Client) -> None:
     raw = json.dumps(infer_body(1.5)).encode()
     reply = caller.post(_PATH, iter([raw[i : i + 1] for i in range(len(raw))]))
     assert (reply.status, reply.json()["outputs"][0]["data"]) == (200, [1.5])
@@ -54,7 +54,7 @@ def test_a_chunked_body_is_as_good_as_a_whole_one(caller: Client) -> None:
     assert reply.body.endswith(body[json_bytes:])
 
 
-def test_who_expects_100_continue_is_told_to_go_on(served: RunningAdapter) -> None:
+def test_expecting_client_gets_100_continue(served: RunningAdapter) -> None:
     body = json.dumps(infer_body(2.0)).encode()
     with RawConnection(served.http) as connection:
         connection.send(head(f"Content-Length: {len(body)}", "Expect: 100-continue"))
@@ -84,7 +84,7 @@ def test_large_bodies_pass_without_being_held(served: RunningAdapter) -> None:
     assert peak_rss(pid) - before < len(body) * callers / 3 + 16 * _MIB
 
 
-def test_a_body_over_the_limit_is_refused_before_it_is_sent(served: RunningAdapter) -> None:
+def test_body_over_the_limit_is_refused_unsent(served: RunningAdapter) -> None:
     with RawConnection(served.http) as connection:
         connection.send(head(f"Content-Length: {2**31}"))
 
@@ -96,7 +96,7 @@ def test_a_body_over_the_limit_is_refused_before_it_is_sent(served: RunningAdapt
 
 @pytest.mark.parametrize("length", [1000, 20 * _MIB], ids=["small", "streamed"])
 @pytest.mark.parametrize("is_chunked", [False, True], ids=["whole", "chunked"])
-def test_a_caller_that_hangs_up_mid_upload_leaves_nothing_behind(
+def test_caller_leaving_an_upload_leaves_nothing(
     served: RunningAdapter, caller: Client, length: int, is_chunked: bool
 ) -> None:
     half = b"x" * (length // 2)

@@ -19,7 +19,7 @@ def invoke_often(client: Client) -> set[int]:
     return {client.post("/models/echo/invoke", infer_body(1.0)).status for _ in range(20)}
 
 
-def test_nobody_waits_for_the_load_or_unload_of_another_model(
+def test_requests_wait_for_no_other_models_load(
     adapter: RunningAdapter, client: Client, package: Path, tmp_path: Path
 ) -> None:
     """Each stands still until all the others have been answered."""
@@ -51,9 +51,7 @@ def test_nobody_waits_for_the_load_or_unload_of_another_model(
         assert unloading.result()[0].status == 200
 
 
-def test_many_loads_and_unloads_of_one_name_end_in_one_state(
-    adapter: RunningAdapter, client: Client
-) -> None:
+def test_racing_loads_of_a_name_agree_finally(adapter: RunningAdapter, client: Client) -> None:
     with background(adapter) as others:
         loads = [others.ask(lambda c: c.load("echo", EXAMPLES / "identity")) for _ in range(6)]
         statuses = sorted(each.result()[0].status for each in loads)

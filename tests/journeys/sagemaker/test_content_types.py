@@ -187,7 +187,7 @@ def test_curl_has_the_answer_to_a_jpeg(typed: RunningAdapter, tmp_path: Path) ->
         *((NPY, saved(np.array(VALUES, "f4"))), (CSV, b"0,1.5,2\n3,4,5\n")),
     ],
 )
-def test_any_of_the_bodies_has_any_of_the_answers(
+def test_any_body_type_has_any_answer_type(
     caller: Client, content_type: str, body: bytes, accept: str
 ) -> None:
     reply = invoke(caller, "numbers", body, content_type, accept)
@@ -196,7 +196,7 @@ def test_any_of_the_bodies_has_any_of_the_answers(
     assert reply.headers["Content-Type"].partition(";")[0] == wanted
 
 
-def test_bytes_are_one_example_of_as_many_values_as_they_have(caller: Client) -> None:
+def test_bytes_are_one_example_of_their_values(caller: Client) -> None:
     raw = np.array([1, 2, 3], "<f4").tobytes()
     reply = invoke(caller, "numbers", raw, RAW, RAW)
     assert (reply.headers["Content-Type"], reply.body) == (RAW, raw)
@@ -219,7 +219,7 @@ def test_a_string_is_the_body_as_it_is(caller: Client) -> None:
         *(("numbers", "application/x-www-form-urlencoded"), ("numbers", "text/libsvm")),
     ],
 )
-def test_any_other_type_is_415_with_the_types_that_are_taken(
+def test_other_content_type_is_415_with_a_list(
     caller: Client, name: str, content_type: str
 ) -> None:
     reply = invoke(caller, name, b"\1\2\3\4", content_type)
@@ -329,7 +329,7 @@ def test_numbers_become_the_inputs_type_as_in_numpy(caller: Client, name: str, a
         assert (found == array.astype(found.dtype)).all()
 
 
-def test_fp16_has_no_json_and_is_an_array_or_raw(caller: Client) -> None:
+def test_fp16_has_no_json_form(caller: Client) -> None:
     array = np.array([[0.1, 7e4]])
     for accept in ("", "*/*", JSON):
         assert refusal(invoke(caller, "halves", saved(array), NPY, accept))[0] == 400
@@ -341,7 +341,7 @@ def test_fp16_has_no_json_and_is_an_array_or_raw(caller: Client) -> None:
     assert invoke(caller, "halves", saved(array), NPY, BINARY).body.endswith(expected.tobytes())
 
 
-def test_json_that_asks_for_raw_tensors_has_them_whatever_it_accepts(caller: Client) -> None:
+def test_json_with_binary_output_ignores_accept(caller: Client) -> None:
     body = json.loads(v2(*VALUES)) | {"parameters": {"binary_data_output": True}}
     for accept in ("", JSON):
         reply = invoke(caller, "numbers", body, JSON, accept)
@@ -350,7 +350,7 @@ def test_json_that_asks_for_raw_tensors_has_them_whatever_it_accepts(caller: Cli
 
 
 @pytest.mark.parametrize("name", FINDERS)
-def test_a_result_without_values_is_an_empty_array_table_or_body(caller: Client, name: str) -> None:
+def test_empty_result_is_an_empty_array_or_table(caller: Client, name: str) -> None:
     for found in (0, 2):
         boxes = np.ones((found, 4), FINDERS[name][1])
         image = b"x" * (1 + found)
@@ -365,7 +365,7 @@ def test_a_result_without_values_is_an_empty_array_table_or_body(caller: Client,
         assert reply.body.endswith(b"}}]}" + boxes.tobytes())
 
 
-def test_csv_has_a_limit_and_large_ones_are_taken(caller: Client) -> None:
+def test_csv_has_a_limit(caller: Client) -> None:
     row = b",".join([b"0.25"] * 1000) + b"\n"
     reply = invoke(caller, "strict", row * 200, CSV, CSV)
     assert reply.body == row * 200
@@ -385,9 +385,7 @@ def test_compressed_bodies_of_these_types_are_refused(caller: Client) -> None:
     assert told(invoke(caller, "numbers", packed, RAW, Content_Encoding="deflate")) == VALUES
 
 
-def test_bytes_are_json_by_the_first_character_within_4096(
-    typed: RunningAdapter, caller: Client
-) -> None:
+def test_json_is_recognized_within_4096_bytes(typed: RunningAdapter, caller: Client) -> None:
     assert told(invoke(caller, "strict", b" " * 4095 + v2(*VALUES), RAW)) == VALUES
     for body in (b" " * 4096 + v2(*VALUES), b" " * 32 * MIB):
         pid = typed.process.pid
@@ -418,7 +416,7 @@ def test_model_without_opt_in_takes_json_alone(
 @settings(
     max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
-def test_whatever_comes_has_its_own_answer_or_a_refusal(
+def test_any_body_gets_its_answer_or_refusal(
     caller: Client, noise: bytes, at: int, content_type: str
 ) -> None:
     whole = saved(np.array(VALUES, "f4"))
@@ -470,7 +468,7 @@ def test_invocations_of_a_single_model_take_them_too(tmp_path: Path) -> None:
         (config("application/x-npz", "TYPE_FP32"), "unknown content type 'application/x-npz'"),
     ],
 )
-def test_a_wrong_list_is_refused_at_the_load_with_file_and_line(
+def test_wrong_list_fails_load_with_file_and_line(
     client: Client, package: Path, text: str, why: str
 ) -> None:
     write_python_model(package, config=text)

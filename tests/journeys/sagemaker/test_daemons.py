@@ -125,7 +125,7 @@ def client(adapter: RunningAdapter) -> Iterator[Client]:
         yield client
 
 
-def test_a_daemon_is_ended_before_delete_of_its_model_says_200(
+def test_daemon_is_ended_before_delete_answers(
     adapter: RunningAdapter, client: Client, daemon: Daemon
 ) -> None:
     daemon.load(client)
@@ -138,9 +138,7 @@ def test_a_daemon_is_ended_before_delete_of_its_model_says_200(
     assert killed["processes"] == sorted(pids)
 
 
-def test_a_daemon_of_one_model_outlives_the_unload_of_another(
-    client: Client, forked: Daemon
-) -> None:
+def test_daemon_survives_unload_of_another_model(client: Client, forked: Daemon) -> None:
     forked.load(client)
     forked.load(client, "other")
     first, second = forked.start(client), forked.start(client, "other")
@@ -163,9 +161,7 @@ def test_unattributed_daemon_ends_with_last_possible_model(
     assert not is_alive(pid)
 
 
-def test_a_daemon_of_a_load_that_fails_is_ended_before_the_answer(
-    client: Client, package: Path
-) -> None:
+def test_failed_loads_daemon_is_ended_before_the_answer(client: Client, package: Path) -> None:
     mark = package / "pid"
     way = WAYS["executes another program"].format(mark=str(mark))
     bad = write_python_model(
@@ -177,7 +173,7 @@ def test_a_daemon_of_a_load_that_fails_is_ended_before_the_answer(
     assert not is_alive(int(mark.read_text()))
 
 
-def test_a_daemon_whose_model_has_lost_its_process_is_ended(
+def test_daemon_of_dead_model_is_ended(
     adapter: RunningAdapter, client: Client, forked: Daemon
 ) -> None:
     forked.load(client)
@@ -194,7 +190,7 @@ def test_a_daemon_whose_model_has_lost_its_process_is_ended(
     wait_until(lambda: pid in killed(), 60, "it is told")
 
 
-def test_a_daemon_that_copies_the_stub_does_not_stand_for_it(
+def test_daemon_copying_the_stub_is_no_stub(
     adapter: RunningAdapter, client: Client, forked: Daemon
 ) -> None:
     forked.load(client)
@@ -208,7 +204,7 @@ def test_a_daemon_that_copies_the_stub_does_not_stand_for_it(
     assert not is_alive(pid)
 
 
-def test_the_memory_of_a_daemon_counts_until_it_is_ended(
+def test_daemons_memory_counts_until_it_ends(
     adapter: RunningAdapter, client: Client, forked: Daemon
 ) -> None:
     forked.load(client)
@@ -226,7 +222,7 @@ def test_the_memory_of_a_daemon_counts_until_it_is_ended(
 
 
 @pytest.mark.parametrize("daemon", ["executes in the session of Triton"], indirect=True)
-def test_a_daemon_is_ended_before_another_triton_is_started(
+def test_daemon_is_ended_before_the_next_triton(
     adapter: RunningAdapter, client: Client, daemon: Daemon
 ) -> None:
     daemon.load(client)

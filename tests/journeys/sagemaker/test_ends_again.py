@@ -51,7 +51,7 @@ def served(client: Client, names: list[str]) -> bool:
     return all(client.post(f"/models/{n}/invoke", infer_body(1.0)).status == 200 for n in names)
 
 
-def test_models_come_back_when_triton_ends_again_while_they_are_brought_back(tmp_path: Path):
+def test_models_return_when_triton_ends_twice(tmp_path: Path):
     for name in _NAMES:
         write_python_model(tmp_path / name)
     flags = (f"--model-roots={tmp_path}", "--on-triton-restart=reload")

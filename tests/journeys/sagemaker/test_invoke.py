@@ -71,7 +71,7 @@ def test_binary_tensors_go_both_ways(caller: Client, kind: str) -> None:
     assert reply.body[size:] == body[json_bytes:]
 
 
-def test_a_json_header_size_of_0_means_a_raw_tensor(caller: Client) -> None:
+def test_json_header_size_of_0_is_raw_tensor(caller: Client) -> None:
     reply = caller.post(_PATH, struct.pack("<2f", 1.5, -2.0), sized(0))
 
     assert (reply.status, reply.body[-8:]) == (200, struct.pack("<2f", 1.5, -2.0))
@@ -91,7 +91,7 @@ _BAD_SIZES = [
         *(BINARY, f"{BINARY};", f"text/csv,{BINARY};json-header-size=1"),
     ],
 )
-def test_a_json_header_size_that_is_none_is_refused(caller: Client, kind: str) -> None:
+def test_invalid_json_header_size_is_refused(caller: Client, kind: str) -> None:
     for body in (_BODY, iter([_BODY])):
         reply = caller.post(_PATH, body, {"Content-Type": kind})
         assert refusal(reply)[:2] == (400, "InvalidRequest")
@@ -122,9 +122,7 @@ _WRONG = {
 
 
 @rows("body", _WRONG.values())
-def test_a_request_that_does_not_fit_the_model_is_the_callers_fault(
-    caller: Client, body: object
-) -> None:
+def test_request_not_fitting_the_model_is_callers_fault(caller: Client, body: object) -> None:
     assert refusal(caller.post(_PATH, body)) == (400, "InvalidRequest", "echo")
 
 
@@ -206,7 +204,7 @@ def not_packed_so() -> dict[str, tuple[str, bytes]]:
 @pytest.mark.parametrize("how", ["whole", "chunked"])
 @rows("path", [_PATH, "/v2/models/echo/infer"])
 @rows(("coding", "body"), not_packed_so().values())
-def test_a_body_that_is_not_packed_as_it_says_is_refused(
+def test_wrongly_compressed_body_is_refused(
     caller: Client, path: str, coding: str, body: bytes, how: str
 ) -> None:
     headers = {"Content-Encoding": coding}
@@ -274,7 +272,7 @@ def test_attributes_and_inference_id_come_back(caller: Client, body: object) -> 
         assert not set(_IDS) & set(reply.headers)
 
 
-def test_a_failed_inference_is_logged_with_what_the_platform_said(
+def test_failed_inference_is_logged_with_platform_headers(
     served: RunningAdapter, caller: Client
 ) -> None:
     target = {"X-Amzn-SageMaker-Target-Model": "team/b.tar.gz"}
@@ -287,7 +285,7 @@ def test_a_failed_inference_is_logged_with_what_the_platform_said(
     assert line["error"] == "ModelNotFound"
 
 
-def test_unknown_headers_and_header_lengths_of_v2_are_passed_over(caller: Client) -> None:
+def test_unknown_v2_headers_are_ignored(caller: Client) -> None:
     headers = {
         "X-Amzn-SageMaker-Session-Id": "s",
         "X-Never-Heard-Of": "1",
@@ -299,7 +297,7 @@ def test_unknown_headers_and_header_lengths_of_v2_are_passed_over(caller: Client
     assert caller.post(_PATH, infer_body(1.0), headers).status == 200
 
 
-def test_a_model_that_names_its_output_otherwise_is_warned_of_once(
+def test_misnamed_output_is_warned_of_once(
     served: RunningAdapter, caller: Client, package: Path
 ) -> None:
     answer = 'return pb_utils.InferenceResponse([pb_utils.Tensor("OUTT", values)])'

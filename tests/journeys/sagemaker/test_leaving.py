@@ -157,7 +157,7 @@ def test_abandoned_requests_refuse_no_others(
         )
 
 
-def test_a_triton_that_dies_ends_what_nobody_waits_for(
+def test_dying_triton_ends_abandoned_requests(
     own: RunningAdapter, package: Path, gate: Gate
 ) -> None:
     write_python_model(package, answer=gate.statements)

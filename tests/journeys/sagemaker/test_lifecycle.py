@@ -59,7 +59,7 @@ def test_sigterm_lets_work_end_and_leaves_nothing(tmp_path: Path, gate: Gate, wo
         assert not adapter.repository.parent.exists()
 
 
-def test_when_the_adapter_is_killed_its_triton_goes_too(tmp_path: Path, gate: Gate) -> None:
+def test_killed_adapter_takes_its_triton_along(tmp_path: Path, gate: Gate) -> None:
     folder = write_python_model(tmp_path / "model", answer=gate.statements)
     adapter = RunningAdapter(*EMBEDDED, COMPLETE, f"--model-roots={tmp_path}")
     try:
@@ -82,7 +82,7 @@ def test_when_the_adapter_is_killed_its_triton_goes_too(tmp_path: Path, gate: Ga
         wait_until(lambda: not adapter.repository.parent.exists(), 60, "the next one tidies up")
 
 
-def test_bad_settings_exit_with_2_and_all_their_faults() -> None:
+def test_bad_settings_exit_with_2_and_list() -> None:
     code, said = run_to_its_end("--http=nonsense", "--memory-limit=much", "--triton=inside")
 
     assert code == 2
@@ -140,7 +140,7 @@ def nobody() -> Iterator[tuple[str, ...]]:
         yield ("--triton=external", "--http=off", "--admin=off", *where)
 
 
-def test_without_triton_the_start_ends_when_its_time_is_up(nobody: tuple[str, ...]) -> None:
+def test_start_without_triton_ends_at_its_limit(nobody: tuple[str, ...]) -> None:
     code, said = run_to_its_end(*nobody, "--start-timeout-seconds=1")
 
     address = nobody[-1].partition("=")[2]

@@ -50,7 +50,7 @@ def pages(client: Client, limit: int) -> list[list[str]]:
 
 
 @rows("query", ["", "?next_page_token="])
-def test_the_list_is_sorted_by_name_and_whole_by_default(listing: Client, query: str) -> None:
+def test_list_is_sorted_and_whole_by_default(listing: Client, query: str) -> None:
     reply = listing.get(f"/models{query}")
 
     assert names(reply) == _SORTED
@@ -59,7 +59,7 @@ def test_the_list_is_sorted_by_name_and_whole_by_default(listing: Client, query:
 
 
 @rows("limit", [1, 2, 3, 4, 5, 6, 1000])
-def test_pages_hold_every_model_once_and_none_is_empty(listing: Client, limit: int) -> None:
+def test_pages_hold_each_model_once(listing: Client, limit: int) -> None:
     found = pages(listing, limit)
 
     assert [name for page in found for name in page] == _SORTED
@@ -86,7 +86,7 @@ def test_a_query_that_cannot_be_meant_is_refused(listing: Client, query: str) ->
 
 
 # keep it last: it unloads
-def test_z_a_token_stays_good_when_its_model_goes(listing: Client) -> None:
+def test_z_token_stays_good_when_its_model_goes(listing: Client) -> None:
     token = listing.get("/models?limit=2").json()["nextPageToken"]
     assert listing.delete(f"/models/{_SORTED[1]}").status == 200
 

@@ -18,7 +18,7 @@ from tests.trees import CONFIG, infer_body, write_python_model
 pytestmark = pytest.mark.triton
 
 
-def test_a_second_load_of_a_loaded_model_is_a_conflict(client: Client) -> None:
+def test_second_load_of_loaded_model_is_conflict(client: Client) -> None:
     assert client.load("echo", EXAMPLES / "identity").status == 200
 
     again = client.load("echo", EXAMPLES / "identity")
@@ -28,7 +28,7 @@ def test_a_second_load_of_a_loaded_model_is_a_conflict(client: Client) -> None:
     assert client.get("/models/echo").json()["modelUrl"] == str(EXAMPLES / "identity")
 
 
-def test_while_a_model_loads_it_is_taken_but_not_there(
+def test_loading_model_is_taken_but_absent(
     client: Client, adapter: RunningAdapter, package: Path, gate: Gate
 ) -> None:
     write_python_model(package, initialize=gate.statements)
@@ -47,7 +47,7 @@ def test_while_a_model_loads_it_is_taken_but_not_there(
     assert model_names(client) == ["slow"]
 
 
-def test_two_models_that_declare_their_memory_load_side_by_side(
+def test_two_declared_models_load_side_by_side(
     client: Client, adapter: RunningAdapter, model_root: Path, package: Path, tmp_path: Path
 ) -> None:
     gates = {name: Gate(tmp_path / f"{name}.open") for name in ("left", "right")}
@@ -104,7 +104,7 @@ def test_a_path_outside_the_model_roots_is_refused(
     assert refusal(client.load("echo", url.format(model_root)))[:2] == (400, "InvalidRequest")
 
 
-def test_a_link_out_of_the_model_roots_is_refused(
+def test_link_out_of_the_model_roots_is_refused(
     client: Client, package: Path, tmp_path: Path
 ) -> None:
     outside = write_python_model(tmp_path / "outside")
@@ -117,7 +117,7 @@ def test_a_link_out_of_the_model_roots_is_refused(
     assert client.get("/models").json() == {"models": []}
 
 
-def test_a_broken_config_is_refused_by_place_and_reason(client: Client, package: Path) -> None:
+def test_broken_config_is_refused_with_its_place(client: Client, package: Path) -> None:
     write_python_model(package, config=CONFIG + "max_batch_size: many\n")
 
     reply = client.load("echo", package)
@@ -127,7 +127,7 @@ def test_a_broken_config_is_refused_by_place_and_reason(client: Client, package:
     assert "many" in reply.json()["error"]
 
 
-def test_a_model_that_raises_is_refused_with_its_words_and_leaves_nothing(
+def test_raising_model_is_refused_and_leaves_nothing(
     client: Client, adapter: RunningAdapter, package: Path
 ) -> None:
     write_python_model(package, initialize='raise ValueError("the weights are of 1999")')
@@ -174,7 +174,7 @@ def test_what_is_no_load_is_refused(client: Client, body: bytes) -> None:
     assert refusal(client.post("/models", body))[:2] == (400, "InvalidRequest")
 
 
-def test_unknown_fields_headers_and_content_types_are_passed_over(client: Client) -> None:
+def test_unknown_fields_and_headers_are_ignored(client: Client) -> None:
     body = {"model_name": "echo", "url": str(EXAMPLES / "identity"), "extra": [1], "Url": "/etc"}
     headers = {"Content-Type": "text/csv", "X-Amzn-Unheard-Of": "1", "Accept": "image/png"}
 
@@ -201,9 +201,7 @@ def test_headers_of_the_platform_are_logged(client: Client, adapter: RunningAdap
 
 
 @pytest.mark.of_triton("2.51", "2.73", "its words for a failed load")
-def test_a_load_that_triton_refuses_says_what_was_odd_in_its_config(
-    client: Client, package: Path
-) -> None:
+def test_refused_load_says_what_was_odd(client: Client, package: Path) -> None:
     """Triton itself names neither file nor line of a field that it does not know."""
     write_python_model(package, config=CONFIG + "colour: 3\n")
 

@@ -47,7 +47,7 @@ def starting(*flags: str) -> Iterator[tuple[RunningAdapter, Client]]:
         yield adapter, admin
 
 
-def test_probes_say_ready_when_every_wanted_model_is_loaded(tmp_path: Path, gate: Gate):
+def test_probes_are_ready_with_every_wanted_model(tmp_path: Path, gate: Gate):
     write_python_model(tmp_path / "quick")
     write_python_model(tmp_path / "slow", initialize=gate.statements)
     flags = (
@@ -71,7 +71,7 @@ def test_probes_say_ready_when_every_wanted_model_is_loaded(tmp_path: Path, gate
         assert client.post("/models/other/invoke", infer_body(1.0)).status == 200
 
 
-def test_a_model_that_fails_is_named_and_tried_again(tmp_path: Path):
+def test_failing_wanted_model_is_named_and_retried(tmp_path: Path):
     write_python_model(tmp_path / "good")
     write_python_model(tmp_path / "bad", initialize='raise ValueError("no weights yet")')
     flags = (
@@ -144,7 +144,7 @@ def test_unloading_broken_model_makes_adapter_ready(tmp_path: Path):
         adapter.wait_for("adapter.wanted_no_more", model_id="bad")
 
 
-def test_a_folder_that_is_not_there_ends_the_start(tmp_path: Path):
+def test_missing_folder_ends_the_start(tmp_path: Path):
     adapter = RunningAdapter(*EMBEDDED, f"--model-roots={tmp_path}", "--load-at-start=models/*")
 
     adapter.process.wait(60)

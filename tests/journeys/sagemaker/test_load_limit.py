@@ -57,7 +57,7 @@ def suspended(adapter: RunningAdapter, count: int = 1) -> list[int]:
     return sorted(stopped)
 
 
-def test_unpacking_ends_at_the_time_limit_of_its_load(archive: Path) -> None:
+def test_unpacking_ends_at_its_loads_time_limit(archive: Path) -> None:
     """Also the loads that wait for a thread."""
     roots = (f"--model-roots={archive.parent}", f"--model-roots={EXAMPLES}")
     with (

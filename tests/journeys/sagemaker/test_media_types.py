@@ -75,7 +75,7 @@ def test_raw_tensors_as_a_form_are_answered(own, tmp_path) -> None:
 
 
 @pytest.mark.parametrize("path", ["/v2/models/echo/generate", "/v2/models/echo/generate_stream"])
-def test_what_a_model_does_not_understand_ends_nothing_either(own, tmp_path, path) -> None:
+def test_model_ignoring_a_request_ends_nothing(own, tmp_path, path) -> None:
     body = tmp_path / "body"
     body.write_bytes(json.dumps({"IN": "x" * 6 * MB}).encode())
     status, answer = curl(own.http, path, body)

@@ -68,9 +68,7 @@ def asking(named: Named) -> Iterator[Client]:
 
 
 @rows("name", _NAMES.values())
-def test_a_model_of_any_name_is_loaded_got_listed_and_invoked(
-    named: Named, asking: Client, name: str
-) -> None:
+def test_model_of_any_name_is_loaded_and_invoked(named: Named, asking: Client, name: str) -> None:
     _, loads, folder = named
     path = f"/models/{quoted(name)}"
     described = {"modelName": name, "modelUrl": str(folder)}
@@ -87,7 +85,7 @@ def test_a_model_of_any_name_is_loaded_got_listed_and_invoked(
 
 
 @rows("name", _NAMES.values())
-def test_a_binary_answer_names_the_model_as_the_caller_does(asking: Client, name: str) -> None:
+def test_binary_answer_has_the_callers_model_name(asking: Client, name: str) -> None:
     body, json_bytes = binary_request(3)
 
     reply = asking.post(f"/models/{quoted(name)}/invoke", body, sized(json_bytes))
@@ -99,7 +97,7 @@ def test_a_binary_answer_names_the_model_as_the_caller_does(asking: Client, name
     assert reply.body[size:] == body[json_bytes:]
 
 
-def test_a_refused_inference_names_the_model_as_the_caller_does(asking: Client) -> None:
+def test_refused_inference_has_the_callers_model_name(asking: Client) -> None:
     body = infer_body(1.0)
     body["inputs"][0]["name"] = "OTHER"
 
@@ -109,7 +107,7 @@ def test_a_refused_inference_names_the_model_as_the_caller_does(asking: Client) 
     assert "ta.u" not in reply.json()["error"]
 
 
-def test_triton_the_disk_and_the_processes_see_safe_names_only(named: Named) -> None:
+def test_triton_disk_and_processes_see_safe_names(named: Named) -> None:
     """No shell ever ran one."""
     adapter, _, folder = named
     ready = {name for name, state in triton_index(adapter).items() if state == "READY"}
@@ -127,7 +125,7 @@ def test_triton_the_disk_and_the_processes_see_safe_names_only(named: Named) -> 
     assert not [place for place in places if (place / "shell-was-here").exists()]
 
 
-def test_dots_in_a_raw_path_are_names_not_steps(asking: Client) -> None:
+def test_dots_in_raw_path_are_names(asking: Client) -> None:
     for dots in (".", ".."):
         assert asking.get(f"/models/{dots}").json()["modelName"] == dots
 
@@ -143,7 +141,7 @@ def test_a_name_of_1025_bytes_is_refused_everywhere(asking: Client, model_root: 
 
 
 @pytest.mark.parametrize("raw", ["%FF", "a%C3", "%00", "%ED%A0%80"])
-def test_a_path_that_is_no_utf8_text_is_refused(asking: Client, raw: str) -> None:
+def test_path_that_is_not_utf8_is_refused(asking: Client, raw: str) -> None:
     assert refusal(asking.get(f"/models/{raw}"))[:2] == (400, "InvalidRequest")
     assert refusal(asking.delete(f"/models/{raw}"))[:2] == (400, "InvalidRequest")
     assert refusal(asking.post(f"/models/{raw}/invoke", b"{}"))[:2] == (400, "InvalidRequest")

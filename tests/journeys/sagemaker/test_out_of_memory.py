@@ -31,7 +31,7 @@ def capacity(reply: Reply) -> dict[str, Any]:
     [("raise MemoryError", "MemoryError", None), (_TORCH, "out of memory", 2048 * _MIB)],
     ids=["memory-error", "torch"],
 )
-def test_a_load_that_runs_out_of_memory_is_507_and_leaves_nothing(
+def test_load_out_of_memory_is_507_without_trace(
     client: Client, adapter: RunningAdapter, package: Path, case: tuple[str, str, int | None]
 ) -> None:
     """Another model is loaded: alone, no unload could make room for it."""
@@ -90,7 +90,7 @@ def test_inference_out_of_memory_is_507_model_stays(client: Client, package: Pat
     assert client.post(path, infer_body(0.0)).status == 200
 
 
-def test_inference_is_507_without_figures_when_gpu_is_unseen(client: Client, package: Path) -> None:
+def test_inference_is_507_without_figures_when_unseen(client: Client, package: Path) -> None:
     """It counts once in a row: nobody can say whether unloads of others have helped."""
     text = "CUDA out of memory. Tried to allocate 2.00 GiB"
     answer = f"if values[0]:\n    raise RuntimeError({text!r})"
@@ -108,7 +108,7 @@ def test_inference_is_507_without_figures_when_gpu_is_unseen(client: Client, pac
         assert client.post("/models/words/invoke", infer_body(0.0)).status == 200
 
 
-def test_words_of_a_caller_are_no_lack_of_memory(client: Client, package: Path) -> None:
+def test_callers_words_are_no_lack_of_memory(client: Client, package: Path) -> None:
     write_python_model(package, initialize='raise ValueError("no file named BLOOM-OOM.bin")')
     name = "CUDA out of memory"
     assert refusal(client.load(name, package)) == (400, "InvalidModel", name)
@@ -128,9 +128,7 @@ def test_words_of_a_caller_are_no_lack_of_memory(client: Client, package: Path) 
     assert refusal(client.post(path, body)) == (400, "InvalidRequest", name)
 
 
-def test_an_inference_for_more_than_the_device_has_is_507(
-    client: Client, adapter: RunningAdapter
-) -> None:
+def test_inference_beyond_the_device_is_507(client: Client, adapter: RunningAdapter) -> None:
     def ask(mebibytes: int) -> Reply:
         tensor = {"name": "MIB", "datatype": "INT64", "shape": [1], "data": [mebibytes]}
         return client.post("/models/eater/invoke", {"inputs": [tensor]})

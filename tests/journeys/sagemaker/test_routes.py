@@ -30,7 +30,7 @@ METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 
 
 @rows(("path", "allowed"), ALLOWED.items())
-def test_a_wrong_method_is_405_with_what_is_allowed(caller: Client, path: str, allowed: str):
+def test_wrong_method_is_405_with_allow(caller: Client, path: str, allowed: str):
     for method in METHODS:
         if method not in allowed:
             reply = caller.request(method, path)

@@ -58,13 +58,13 @@ def test_an_idle_adapter_ends_at_once(running: RunningAdapter) -> None:
 
 
 @pytest.mark.parametrize("running", [60], indirect=True)
-def test_a_triton_that_stands_still_is_killed_and_not_waited_for(running: RunningAdapter) -> None:
+def test_standing_triton_is_killed_at_the_end(running: RunningAdapter) -> None:
     suspend(tritonserver(running))
     # neither the drain nor the 8 s for an end in good order are used up
     assert ends(running) < 8
 
 
-def test_requests_in_flight_are_told_that_it_is_over(
+def test_requests_in_flight_learn_of_the_end(
     running: RunningAdapter, tmp_path: Path, gate: Gate
 ) -> None:
     package = write_python_model(tmp_path / "endless", answer=gate.statements)
@@ -106,7 +106,7 @@ def test_an_adapter_that_is_starting_ends_as_well(when: str, number: signal.Sign
         adapter.stop()
 
 
-def test_a_load_that_goes_on_does_not_hold_the_end_up(
+def test_ongoing_load_does_not_delay_the_end(
     running: RunningAdapter, tmp_path: Path, gate: Gate
 ) -> None:
     package = write_python_model(tmp_path / "endless", initialize=gate.statements)

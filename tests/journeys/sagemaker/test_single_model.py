@@ -31,7 +31,7 @@ def test_the_single_model_is_served_at_invocations() -> None:
         assert refusal(client.get("/invocations"))[0] == 405
 
 
-def test_ping_is_503_until_the_single_model_is_loaded(tmp_path: Path, gate: Gate) -> None:
+def test_ping_is_503_until_single_model_loads(tmp_path: Path, gate: Gate) -> None:
     folder = write_python_model(tmp_path / "a b", initialize=gate.statements)
     adapter = RunningAdapter(*EMBEDDED, f"--single-model={folder}")
     try:
@@ -52,7 +52,7 @@ def test_ping_is_503_until_the_single_model_is_loaded(tmp_path: Path, gate: Gate
         assert adapter.stop() == 0
 
 
-def test_a_single_model_that_cannot_be_loaded_ends_the_start(tmp_path: Path) -> None:
+def test_unloadable_single_model_ends_the_start(tmp_path: Path) -> None:
     folder = write_python_model(tmp_path / "bad", initialize='raise ValueError("no weights")')
     adapter = RunningAdapter(*EMBEDDED, f"--single-model={folder}")
 

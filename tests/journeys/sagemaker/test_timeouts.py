@@ -13,9 +13,7 @@ from tests.trees import write_python_model
 pytestmark = pytest.mark.triton
 
 
-def test_a_load_that_takes_too_long_is_504_and_taken_down(
-    model_root: Path, package: Path, gate: Gate
-) -> None:
+def test_slow_load_is_504_and_taken_down(model_root: Path, package: Path, gate: Gate) -> None:
     """A good load must end in that time, on a busy machine, too: 504, and 409 for a while."""
     write_python_model(package, initialize=gate.statements)
     flags = (f"--model-roots={model_root}", "--load-timeout-seconds=8", COMPLETE)

@@ -29,9 +29,7 @@ def stopping(package: Path, gate: Gate, client: Client) -> Iterator[str]:
     gate.open()  # before the model is unloaded
 
 
-def test_when_delete_answers_nothing_of_the_model_is_left(
-    client: Client, adapter: RunningAdapter
-) -> None:
+def test_answered_delete_leaves_nothing(client: Client, adapter: RunningAdapter) -> None:
     assert client.load("echo", _ECHO).status == 200
     (stub,) = stubs(adapter, "echo")
 
@@ -46,7 +44,7 @@ def test_when_delete_answers_nothing_of_the_model_is_left(
     assert refusal(client.delete("/models/echo")) == (404, "ModelNotFound", "echo")
 
 
-def test_an_unload_turns_new_requests_away_and_waits_for_those_in_flight(
+def test_unload_refuses_new_requests_and_awaits_old(
     client: Client, adapter: RunningAdapter, stopping: str, gate: Gate
 ) -> None:
     with RawConnection(adapter.http) as invoking, background(adapter) as others:
@@ -71,7 +69,7 @@ def test_an_unload_turns_new_requests_away_and_waits_for_those_in_flight(
 
 
 @pytest.mark.parametrize("is_noticed", [True, False], ids=["noticed", "unnoticed"])
-def test_a_model_whose_process_died_is_unloaded_all_the_same(
+def test_model_without_process_is_unloaded_all_the_same(
     client: Client, adapter: RunningAdapter, is_noticed: bool
 ) -> None:
     assert client.load("echo", _ECHO).status == 200
@@ -89,7 +87,7 @@ def test_a_model_whose_process_died_is_unloaded_all_the_same(
     assert not (adapter.repository / "echo").exists()
 
 
-def test_a_folder_that_goes_under_a_loaded_model_hurts_nothing(
+def test_missing_folder_does_not_hurt_loaded_model(
     client: Client, adapter: RunningAdapter, identity: Path
 ) -> None:
     assert client.load("echo", identity).status == 200

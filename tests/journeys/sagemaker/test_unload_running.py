@@ -74,7 +74,7 @@ def test_endless_instances_end_before_delete_says_200(
     assert set(killed) <= set(family)
 
 
-def test_a_model_that_ends_in_time_is_let_end(
+def test_model_that_ends_in_time_is_not_killed(
     hasty: RunningAdapter, client: Client, root: Path, gate: Gate
 ) -> None:
     """Longer than an unload may stand still, and its caller has left; but it finalizes."""

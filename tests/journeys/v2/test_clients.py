@@ -102,7 +102,7 @@ REPOSITORY = {"model_repository", "model_repository(unload_dependents)"}
 
 
 @pytest.mark.parametrize(("client", "listener"), ALL_DOORS)
-def test_no_extension_is_named_that_the_listener_does_not_serve(served, client, listener):
+def test_only_served_extensions_are_named(served, client, listener):
     for found in paired(served, client, listener):
         theirs = found.theirs.ask("get_server_metadata")
         ours = found.ours.ask("get_server_metadata")
@@ -161,7 +161,7 @@ def test_raw_bytes(pair):
     assert pair.same(call)[1]["OUT_BYTES"][1] == [b"\xff\x00\xfe", b""]
 
 
-def test_many_inputs_and_the_outputs_that_were_asked_for(pair):
+def test_many_inputs_give_the_requested_outputs(pair):
     kinds = ["UINT8", "BYTES", "FP32", "INT64"]
 
     def call(talk: Talk) -> object:
@@ -267,7 +267,7 @@ def counting(talk: Talk, count: float, **options: object) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("client", ["http", "http.aio"])
-def test_an_inference_of_a_decoupled_model_is_400_where_triton_says_501(served, client):
+def test_decoupled_inference_is_400_here(served, client):
     with ExitStack() as stack:
         listeners = (served.http_address, served.http)
         talks = [stack.enter_context(closing(Talk(client, listener))) for listener in listeners]
@@ -280,7 +280,7 @@ def test_a_stream_of_a_decoupled_model(grpc_pair):
     assert [result[1]["OUT"][1] for result in found] == [[0.0], [1.0], [2.0]]
 
 
-def test_a_final_answer_without_outputs_where_it_is_asked_for(grpc_pair):
+def test_final_answer_may_have_no_outputs(grpc_pair):
     answers = 2 if grpc_pair.ours.is_aio else 3  # that client cannot ask for it
     asked = {"enable_empty_final_response": True}
     found = grpc_pair.same(lambda t: t.stream([counting(t, 2, **asked)], answers))

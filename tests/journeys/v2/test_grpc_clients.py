@@ -82,9 +82,7 @@ def canceller(request) -> tuple[list[str], list[str]]:
     ],
     indirect=["client"],
 )
-def test_many_callers_on_one_connection_all_get_their_own_answers(
-    client, adapter, listener, model, tmp_path
-):
+def test_callers_on_one_connection_get_own_answers(client, adapter, listener, model, tmp_path):
     message = tmp_path / "request"
     message.write_bytes(infer_request(model, *range(16)).SerializeToString())
     counts = subprocess.run(
@@ -101,7 +99,7 @@ def test_many_callers_on_one_connection_all_get_their_own_answers(
 @pytest.mark.parametrize(
     "canceller", [("go", "cancel"), ("java", "netty"), ("java", "okhttp")], indirect=True, ids=str
 )
-def test_calls_that_are_given_up_cost_no_other_call(canceller, adapter, listener, tmp_path):
+def test_given_up_calls_cost_no_other(canceller, adapter, listener, tmp_path):
     """They share one connection, as those of ModelMesh do, and cancels cross what is sent.
 
     The counts at Triton itself are printed to compare: grpc-okhttp sometimes loses a call there.

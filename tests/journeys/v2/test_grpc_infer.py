@@ -74,9 +74,7 @@ def test_any_name_works_and_comes_back(calls, kept, name):
 
 
 @pytest.mark.parametrize("name", ["misspelt", "a misspelt one"])  # to Triton directly, and not
-def test_a_model_that_names_its_output_otherwise_is_warned_of_once(
-    calls, kept, adapter, listener, name
-):
+def test_misnamed_output_is_warned_of_once(calls, kept, adapter, listener, name):
     answer = 'return pb_utils.InferenceResponse([pb_utils.Tensor("OUTT", values)])'
     name = kept.load(
         f"{name} at {listener}" if " " in name else f"{name}_{listener}", answer=answer
@@ -102,7 +100,7 @@ def test_a_mesh_names_the_model_in_metadata(calls, kept, doubling, named, metada
     assert calls.infer(named, 1.0, metadata=[("mm-model-id", doubling)]) == [2.0]
 
 
-def test_a_name_that_is_no_name_is_the_callers_fault(calls):
+def test_invalid_name_is_the_callers_fault(calls):
     metadata = [("mm-model-id-bin", b"\xff")]
     code, text = calls.refused_infer("m", 1.0, metadata=metadata)
     assert (code, text) == (
@@ -115,7 +113,7 @@ def test_a_name_that_is_no_name_is_the_callers_fault(calls):
     )
 
 
-def test_a_message_that_is_none_is_the_callers_fault(calls):
+def test_invalid_message_is_the_callers_fault(calls):
     send = calls.channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
     with pytest.raises(grpc.RpcError) as raised:
         send(b"\x0a\x05ab")
@@ -157,7 +155,7 @@ def test_full_queue_is_for_another_copy(calls, triton_calls, loaded, gate):
 
 
 @at_one_listener
-def test_a_model_whose_process_died_is_not_found_from_then_on(calls, loaded):
+def test_model_without_process_becomes_not_found(calls, loaded):
     name = loaded(imports="import os", answer="os._exit(1)")
     assert calls.refused_infer(name, 1.0)[0] == "INTERNAL"
     code, text = calls.refused_infer(name, 1.0)
@@ -165,7 +163,7 @@ def test_a_model_whose_process_died_is_not_found_from_then_on(calls, loaded):
 
 
 @at_one_listener
-def test_a_model_that_triton_lost_is_not_found_and_forgotten(calls, triton_calls, loaded, adapter):
+def test_model_lost_by_triton_is_forgotten(calls, triton_calls, loaded, adapter):
     name = loaded()
     triton_calls.call("RepositoryModelUnload", pb.RepositoryModelUnloadRequest(model_name=name))
     code, text = calls.refused_infer(name, 1.0)
@@ -178,7 +176,7 @@ def models_of(adapter) -> list[str]:
 
 
 @at_one_listener
-def test_a_request_waits_for_the_load_that_is_under_way(calls, package, adapter, gate):
+def test_request_waits_for_the_load_in_progress(calls, package, adapter, gate):
     """ModelReady is False meanwhile."""
     write_python_model(package, initialize=gate.statements, answer=DOUBLING)
     with background(adapter) as others, calls_to(adapter.grpc) as control:
@@ -194,7 +192,7 @@ def test_a_request_waits_for_the_load_that_is_under_way(calls, package, adapter,
 
 
 @rows("character", ["x", "é", "%", "\N{GRINNING FACE}"])
-def test_an_error_text_of_any_length_keeps_its_code(calls, adapter, kept, character):
+def test_error_text_of_any_length_keeps_its_code(calls, adapter, kept, character):
     """More than 8 KiB of metadata would arrive as RESOURCE_EXHAUSTED, the text lost."""
     name = kept.load("verbose", answer="raise ValueError(chr(int(values[0])) * 300_000)")
     with calls_to(adapter.grpc_address) as plain:
@@ -209,7 +207,7 @@ SILENT = ("", " ", "\0why")
 
 
 @rows("number", range(len(SILENT)))
-def test_a_model_that_fails_without_a_reason_is_said_to_give_none(calls, client, kept, number):
+def test_failure_without_reason_is_said_to_give_none(calls, client, kept, number):
     error = f"pb_utils.TritonError({SILENT!r}[int(values[0])])"
     name = kept.load("silent", answer=f"return pb_utils.InferenceResponse([], {error})")
     reason = "the model gave no reason"
@@ -223,7 +221,7 @@ def test_a_model_that_fails_without_a_reason_is_said_to_give_none(calls, client,
 
 @pytest.mark.parametrize("size", [0, 3, 5, 20])
 @rows("method", ["ModelInfer", "ModelReady"])
-async def test_a_request_that_ends_before_its_message_is_internal_as_at_triton(
+async def test_request_without_message_is_internal_as_triton(
     adapter, listener, doubling, method, size
 ):
     message = prefixed(infer_request(doubling, 1.0).SerializeToString())[:size]

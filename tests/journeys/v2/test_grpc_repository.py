@@ -33,7 +33,7 @@ def test_a_load_takes_the_folder_of_that_name(calls, identity):
     assert calls.index() == []
 
 
-def test_a_load_may_bring_its_files_and_its_config(calls, tmp_path):
+def test_load_may_bring_files_and_config(calls, tmp_path):
     code = (write_python_model(tmp_path, answer="values = 2 * values") / "1/model.py").read_bytes()
     files = {"config": json.dumps(CONFIG), "file:1/model.py": code}
     calls.call("RepositoryModelLoad", load_request("team/ä", **files))
@@ -59,7 +59,7 @@ def test_the_listeners_share_their_models(calls, client, identity):
         ({"config": "{}", "file:../x": b"x"}, "is not file:<version>/<file-name>"),
     ],
 )
-def test_what_a_load_cannot_mean_is_refused_by_name(calls, parameters, words):
+def test_senseless_load_is_refused_by_name(calls, parameters, words):
     code, text = calls.refused("RepositoryModelLoad", load_request("m", **parameters))
     assert (code, words in text) == ("INVALID_ARGUMENT", True)
 

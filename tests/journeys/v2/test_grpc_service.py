@@ -51,7 +51,7 @@ def test_metadata_and_config_have_the_callers_name(calls, loaded):
     assert calls.call("ModelMetadata", pb.ModelMetadataRequest(), metadata=by_mesh) == metadata
 
 
-def test_statistics_have_the_callers_names_and_leave_others_alone(calls, loaded, plain):
+def test_statistics_use_the_callers_names(calls, loaded, plain):
     def names(name: str = "", **options) -> set[str]:
         request = pb.ModelStatisticsRequest(name=name)
         found = calls.call("ModelStatistics", request, **options).model_stats
@@ -62,7 +62,7 @@ def test_statistics_have_the_callers_names_and_leave_others_alone(calls, loaded,
     assert names(metadata=[("mm-model-id", plain)]) == {plain}
 
 
-def test_a_mesh_learns_that_the_model_is_not_here(calls, loaded):
+def test_mesh_learns_that_model_is_absent(calls, loaded):
     metadata = [("mm-model-id", "nope")]
     request = pb.ModelReadyRequest(name="nope")
     refusal = calls.refused("ModelReady", request, metadata=metadata)
@@ -82,9 +82,7 @@ BEYOND = {
 
 
 @rows(("method", "word"), BEYOND.items())
-def test_what_reaches_beyond_a_model_is_off_unless_a_setting_allows_it(
-    calls, method, word, listener
-):
+def test_calls_beyond_a_model_need_a_setting(calls, method, word, listener):
     code, text = calls.refused(method, getattr(pb, f"{method}Request")())
     assert code == "PERMISSION_DENIED"
     if listener == "grpc_data":
@@ -184,7 +182,7 @@ def test_the_services_describe_themselves(calls, listener, version):
     assert [file.package for file in described] == [*packages, *packages[:2]]
 
 
-def test_callers_in_a_hurry_leave_no_errors_in_the_log(adapter, calls):
+def test_hurried_callers_leave_no_logged_errors(adapter, calls):
     """Their deadlines pass while the answer is on its way, and before, and they cancel then."""
     ask = calls.channel.unary_unary(f"/{SERVICE}/ServerMetadata")
     before = len(adapter.lines)  # of other tests
@@ -198,7 +196,7 @@ def test_callers_in_a_hurry_leave_no_errors_in_the_log(adapter, calls):
     assert [line for line in adapter.lines[before:] if line["logger"].startswith("grpc")] == []
 
 
-def test_more_metadata_than_triton_takes_is_the_callers_fault(adapter, plain):
+def test_too_much_metadata_is_callers_fault(adapter, plain):
     with calls_to(adapter.grpc, NO_LIMITS) as calls:
         metadata = [("x-request-id", "x" * 30_000)]
         assert calls.infer(plain, 1.0, metadata=metadata) == [1.0]  # goes straight

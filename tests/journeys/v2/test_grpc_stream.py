@@ -102,7 +102,7 @@ def stands_still(adapter, name: str) -> bool:
     return found["inference_count"] == 40 and in_flight(adapter, name) == 1
 
 
-def test_a_decoupled_model_gives_as_many_answers_as_it_likes(calls, counting):
+def test_decoupled_model_gives_any_number_of_answers(calls, counting):
     requests = [infer_request(counting, float(n), id=str(n)) for n in (3, 0, 2)]
     answers = [message.infer_response for message in calls.stream(requests)]
     assert sorted((a.id, *values_of(a)) for a in answers) == [
@@ -136,13 +136,13 @@ def test_decoupled_and_other_models_answer_in_one_stream(calls, counting, echo, 
     assert adapter.events("triton.exited") == []
 
 
-def test_a_mesh_may_name_the_model_of_a_stream(calls, doubling):
+def test_mesh_may_name_the_streams_model(calls, doubling):
     metadata = [("mm-model-id-bin", doubling.encode())]
     (message,) = calls.stream([infer_request("a vmodel", 1.0)], metadata=metadata)
     assert values_of(message.infer_response) == [2.0]
 
 
-def test_a_failure_ends_no_stream_whatever_the_metadata_ask_for(calls, kept):
+def test_failure_ends_no_stream_whatever_metadata_ask(calls, kept):
     """Triton 2.51 would end it, and at times itself."""
     name = kept.load("a raising", answer="raise ValueError('boom')")
     metadata = [("triton_grpc_error", "true")]
@@ -151,7 +151,7 @@ def test_a_failure_ends_no_stream_whatever_the_metadata_ask_for(calls, kept):
     assert "boom" in second.error_message
 
 
-def test_what_is_wrong_with_one_request_does_not_end_the_stream(calls, kept, echo):
+def test_bad_request_does_not_end_the_stream(calls, kept, echo):
     wrong = infer_request(echo, 1.0, id="wrong")
     wrong.inputs[0].name = "CUDA out of memory"
     raising = kept.load("a raising", answer="raise ValueError('boom')")
@@ -190,7 +190,7 @@ def test_out_of_memory_is_said_and_counted(calls, kept, adapter, listener):
 
 
 @at_one_listener
-def test_a_process_that_dies_in_a_stream_is_noticed(calls, load, asking):
+def test_process_dying_in_a_stream_is_noticed(calls, load, asking):
     name = load(imports="import os", answer="os._exit(1)")
     messages = calls.stream(asking)
     asking.send(infer_request(name, 1.0))
@@ -200,7 +200,7 @@ def test_a_process_that_dies_in_a_stream_is_noticed(calls, load, asking):
 
 
 @at_one_listener
-def test_an_unload_does_not_wait_for_a_stream_that_is_silent(calls, load, asking, client, adapter):
+def test_unload_ignores_silent_streams(calls, load, asking, client, adapter):
     """Triton does: it keeps the last request of an open stream, so its unload stalls and has to be
     helped along.
     """
@@ -218,7 +218,7 @@ def test_an_unload_does_not_wait_for_a_stream_that_is_silent(calls, load, asking
 
 
 @at_one_listener
-def test_an_unload_waits_for_the_answers_of_a_stream(calls, load, asking, adapter, gate):
+def test_unload_waits_for_a_streams_answers(calls, load, asking, adapter, gate):
     name = load(answer=gate.statements)
     messages = calls.stream(asking)
     asking.send(infer_request(name, 1.0))
@@ -233,9 +233,7 @@ def test_an_unload_waits_for_the_answers_of_a_stream(calls, load, asking, adapte
     assert list(messages) == []
 
 
-def test_a_decoupled_model_is_held_until_its_last_answer_is_marked(
-    calls, counting, asking, adapter
-):
+def test_decoupled_model_is_held_until_final_answer(calls, counting, asking, adapter):
     messages = calls.stream(asking)
     asking.send(infer_request(counting, 1.0))
     next(messages)
@@ -252,7 +250,7 @@ def test_a_decoupled_model_is_held_until_its_last_answer_is_marked(
 
 
 @at_one_listener
-def test_a_caller_who_goes_away_is_not_told_to_triton(calls, asking, load, gate, adapter):
+def test_departed_caller_is_not_told_to_triton(calls, asking, load, gate, adapter):
     seen = gate.path.with_name("seen")
     note = f"pathlib.Path({str(seen)!r}).write_text(str(request.is_cancelled()))"
     name = load(write_decoupled_model, answer=f"exec({gate.statements!r}); {note}")
@@ -267,7 +265,7 @@ def test_a_caller_who_goes_away_is_not_told_to_triton(calls, asking, load, gate,
 
 
 @at_one_listener
-def test_a_caller_who_does_not_read_holds_up_no_unload(calls, asking, load, client, adapter):
+def test_caller_that_reads_nothing_delays_no_unload(calls, asking, load, client, adapter):
     name = load(imports="import numpy as np", answer="values = np.zeros(250_000, np.float32)")
     messages = calls.stream(asking)
     asking.send(*(infer_request(name, 1.0) for _ in range(40)))

@@ -62,7 +62,7 @@ def test_the_commands_ask_it_where_it_listens_everywhere(adapter: RunningAdapter
     wait_until(is_well, 30, "it says that all is well")
 
 
-def test_where_there_is_no_ipv6_it_listens_over_ipv4_and_says_so() -> None:
+def test_without_ipv6_it_listens_over_ipv4() -> None:
     with embedded_adapter(*EVERYWHERE, module="tests.without_ipv6") as adapter:
         assert {address[:8] for address in adapter.listeners.values()} == {"0.0.0.0:"}
         assert statuses(adapter, "127.0.0.1") == {"http": 200, "admin": 200}

@@ -346,7 +346,7 @@ def test_a_code_of_the_models_own(sides: Sides, code: str):
 
 
 @rows("method", [*ABOUT, "ModelInfer", "ModelStreamInfer"])
-def test_the_text_of_an_unknown_model_begins_as_tritons(sides: Sides, method: str):
+def test_unknown_models_text_begins_as_tritons(sides: Sides, method: str):
     def told(calls: Calls) -> str:
         if method == "ModelStreamInfer":
             (message,) = calls.stream([infer_request("none", 1.0)])
@@ -393,7 +393,7 @@ TOO_LARGE = "a message above the limits [above](#grpc), of 4 MiB and 64 MiB at f
 FIRST_EVENT = "`generate_stream` that fails before its first event"
 
 
-def test_the_health_of_a_service_that_is_not_here(sides: Sides):
+def test_health_of_unknown_service(sides: Sides):
     request = health_pb2.HealthCheckRequest(service="nothing.Here")
     ours, theirs = (
         code_from(lambda stub=stub: stub.Check(request, timeout=30))  # type: ignore[misc]
@@ -442,7 +442,7 @@ async def end_of_unknown_encoding(address: str) -> int:
         return await first_of(wire, frames.HEADERS, frames.RST_STREAM)
 
 
-def test_a_message_that_is_too_large_for_a_stream(sides: Sides):
+def test_message_too_large_for_a_stream(sides: Sides):
     request = infer_request("m", *[0.0] * (2**24 + 1))
     ours, theirs = (list_of(side, request) for side in sides.grpc)
     assert theirs == "answered"

@@ -28,7 +28,7 @@ def states(repository: Repository) -> dict[str, str]:
     return {model["name"]: model["state"] for model in repository.index()}
 
 
-def test_a_load_without_parameters_takes_the_folder_of_that_name(repository, identity):
+def test_load_without_parameters_uses_the_named_folder(repository, identity):
     reply = repository.load(identity.name)
     assert (reply.status, reply.json()) == (200, {})
     assert repository.index() == [
@@ -46,7 +46,7 @@ def test_a_load_of_a_loaded_model_is_done(repository, identity, client):
     assert repository.index({"ready": True})[0]["name"] == "any name"
 
 
-def test_a_load_of_an_archive_that_was_replaced_loads_the_new_one(repository, package, model_root):
+def test_load_of_replaced_archive_gets_the_new(repository, package, model_root):
     def pack(answer: str) -> None:
         write_python_model(package, answer=answer)
         with tarfile.open(archive, "w") as writing:
@@ -77,7 +77,7 @@ def test_a_forced_reload_loads_the_same_files_again(repository, package):
     assert repository.infer(package.name, 1.0) != first
 
 
-def test_a_load_meanwhile_waits_for_the_one_under_way(repository, package, adapter, gate):
+def test_second_load_waits_for_the_first(repository, package, adapter, gate):
     """The index says that it is loading."""
     write_python_model(package, initialize=gate.statements)
     with background(adapter) as others:
@@ -91,7 +91,7 @@ def test_a_load_meanwhile_waits_for_the_one_under_way(repository, package, adapt
     assert states(repository) == {package.name: "READY"}
 
 
-def test_a_model_whose_process_died_is_unavailable_and_says_why(repository, package):
+def test_model_without_process_is_unavailable_with_reason(repository, package):
     write_python_model(package, imports="import os", answer="os._exit(1)")
     assert repository.load(package.name).status == 200
     assert repository.client.post(f"/models/{package.name}/invoke", infer_body(1.0)).status == 500
@@ -128,7 +128,7 @@ def test_files_of_the_request_are_the_model(repository, code, client, adapter):
     assert left == []
 
 
-def test_a_config_may_be_an_object_and_files_may_lie_deeper(repository, code):
+def test_config_may_be_object_and_files_deeper(repository, code):
     code = code.replace(b"values = 2 * values", b"values = values + len(open(data).read())")
     code = b"import os\ndata = os.path.join(os.path.dirname(__file__), 'a', 'b.txt')\n" + code
     files = {
@@ -139,7 +139,7 @@ def test_a_config_may_be_an_object_and_files_may_lie_deeper(repository, code):
     assert repository.infer("m", 1.0) == [5.0]
 
 
-def test_the_same_files_again_change_nothing_and_others_replace_them(repository, code, adapter):
+def test_same_files_change_nothing_and_others_replace(repository, code, adapter):
     def is_unloaded() -> bool:
         unloaded = adapter.events("model.unloaded")
         return any("replaced" in {line["model_id"], line.get("replaced_by")} for line in unloaded)
@@ -155,7 +155,7 @@ def test_the_same_files_again_change_nothing_and_others_replace_them(repository,
     assert repository.infer("replaced", 1.0) == [3.0]
 
 
-def test_a_config_stands_in_for_that_of_the_folder(repository, package, adapter):
+def test_config_replaces_the_folders(repository, package, adapter):
     write_python_model(package, initialize="self.config = args['model_config']", config="broken {")
     assert repository.client.load("broken", package).status == 400
     assert repository.load(package.name, config=json.dumps(CONFIG)).status == 200
@@ -206,7 +206,7 @@ B64 = base64.b64encode(b"x").decode()
         ({"config": CONFIG, "file:1/a": B64, "file:1/a/b": B64}, ["both a file and a folder"]),
     ],
 )
-def test_what_a_load_cannot_mean_is_refused_by_name(repository, parameters, words):
+def test_senseless_load_is_refused_by_name(repository, parameters, words):
     reply = repository.load("m", **parameters)
     assert refusal(reply) == (400, "InvalidRequest", "m")
     assert [word for word in words if word not in reply.json()["error"]] == []
@@ -220,7 +220,7 @@ def test_what_a_load_cannot_mean_is_refused_by_name(repository, parameters, word
         *("1/\ud800", "1/a\nb", "\u0661/m"),
     ],
 )
-def test_a_file_lies_below_a_version_and_nowhere_else(repository, path):
+def test_files_must_lie_below_a_version(repository, path):
     reply = repository.load("m", **{"config": CONFIG, f"file:{path}": B64})
     assert refusal(reply) == (400, "InvalidRequest", "m")
     assert "is not file:<version>/<file-name>" in reply.json()["error"]
@@ -243,12 +243,12 @@ def test_an_unload_takes_one_parameter(repository, parameters):
 
 
 @rows("name", ["absent", "n" * 1000])
-def test_a_folder_that_no_model_root_has_is_missing(repository, name):
+def test_folder_in_no_model_root_is_missing(repository, name):
     assert refusal(repository.load(name)) == (404, "SourceMissing", name)
 
 
 @rows("name", ["..", "a/b", "/etc"])
-def test_without_files_a_name_is_one_folder_in_a_model_root(repository, name):
+def test_name_without_files_is_a_folder(repository, name):
     quoted = "".join(f"%{byte:02X}" for byte in name.encode())
     assert refusal(repository.load(quoted)) == (400, "InvalidRequest", name)
 

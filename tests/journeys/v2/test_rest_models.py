@@ -94,14 +94,14 @@ def test_statistics_name_models_as_their_callers_do(client):
     assert sorted(found["name"] for found in every) == sorted(["echo", ODD])
 
 
-def test_a_body_of_any_size_that_triton_takes_goes_on_to_it(client):
+def test_body_of_any_size_reaches_triton(client):
     reply = client.post("/v2/models/echo/infer", b" " * (64 * 2**20 + 1))
     assert reply.status == 400
     assert "failed to parse the request JSON buffer" in reply.json()["error"]
 
 
 @rows("packed", ["", "gzip"])
-def test_an_answer_names_the_model_as_its_caller_does(client, packed):
+def test_answer_has_the_callers_model_name(client, packed):
     path, packing = f"/v2/models/{quoted(ODD)}/infer", {"Accept-Encoding": packed}
     assert client.post(path, infer_body(1.5), packing).json()["model_name"] == ODD
     body, size = binary_request(3)
@@ -122,7 +122,7 @@ def test_generate_is_passed_on(client, name):
 
 
 @pytest.mark.parametrize("name", ["talker", "a talker"])
-def test_each_event_of_a_stream_comes_when_it_is_there(served, client, package, gate, name):
+def test_stream_events_come_one_by_one(served, client, package, gate, name):
     path = load_talker(client, package, gate, name)
     with closing(HTTPConnection(served.http, timeout=30)) as connection:
         connection.request("POST", path, json.dumps({"IN": 1.0}))
@@ -137,7 +137,7 @@ def test_each_event_of_a_stream_comes_when_it_is_there(served, client, package, 
     assert client.delete(f"/models/{quoted(name)}").status == 200
 
 
-def test_a_caller_that_leaves_a_stream_leaves_the_model_to_answer(served, client, package, gate):
+def test_departed_stream_caller_lets_model_finish(served, client, package, gate):
     """Triton 2.51 dies of cancelled streams."""
     path = load_talker(client, package, gate, "talker")
     with closing(HTTPConnection(served.http, timeout=30)) as connection:
@@ -164,7 +164,7 @@ def test_a_model_that_raises_says_why(client, package, call):
     assert client.delete("/models/moody%2F1").status == 200
 
 
-def test_an_inference_that_meets_the_load_of_its_model_waits_for_it(served, client, package, gate):
+def test_inference_waits_for_its_models_load(served, client, package, gate):
     write_python_model(package, initialize=gate.statements)
     with background(served) as others:
         loaded = others.ask(lambda c: c.load("slow", package).status)
@@ -190,9 +190,7 @@ _CLOSED = {
 
 @pytest.mark.parametrize(("needs", "path"), [(n, p) for n, ps in _CLOSED.items() for p in ps])
 @rows("method", ["GET", "POST"])
-def test_what_reaches_beyond_a_model_is_closed_unless_a_setting_opens_it(
-    client, needs, path, method
-):
+def test_routes_beyond_a_model_need_a_setting(client, needs, path, method):
     reply = client.request(method, f"/v2/{path}", b"{}")
     assert refusal(reply)[:2] == (403, "NotPassedThrough")
     assert f"the setting passthrough lacks '{needs}'" in reply.json()["error"]

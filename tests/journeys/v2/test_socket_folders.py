@@ -53,7 +53,7 @@ def socket_folder(adapter: RunningAdapter) -> Path:
     return Path(path).parent
 
 
-def test_a_tmpdir_that_is_too_long_for_a_socket_has_it_elsewhere(tmp_path: Path) -> None:
+def test_long_tmpdir_moves_the_socket(tmp_path: Path) -> None:
     long = tmp_path / ("x" * 100)
     long.mkdir()
     adapter = started(long)

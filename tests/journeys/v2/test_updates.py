@@ -94,7 +94,7 @@ def test_changed_files_that_fail_leave_the_loaded_model(repository, package, ada
     assert repository.infer(package.name, 1.5) == [4.5]
 
 
-def test_files_of_a_request_that_fail_leave_those_before(repository, code, adapter):
+def test_failed_files_leave_those_before(repository, code, adapter):
     doubling = {"1/model.py": code(answer=DOUBLING)}
     assert repository.load_files("m", doubling).status == 200
     before = read_state(adapter)
@@ -175,7 +175,7 @@ def test_two_updates_at_once_take_their_turns(repository, code, adapter):
     assert read_state(adapter)[1] == {"m": "READY"}
 
 
-def test_model_updated_in_place_comes_back_after_a_failure(repository, code, adapter, client):
+def test_failed_update_brings_the_model_back(repository, code, adapter, client):
     files = {"1/model.py": code(answer=DOUBLING)}
     assert repository.load_files("m", files, SEQUENCES).status == 200
     before = read_state(adapter)
@@ -188,9 +188,7 @@ def test_model_updated_in_place_comes_back_after_a_failure(repository, code, ada
     assert infer_in_sequence(client, "m", 1.5) == [3.0]
 
 
-def test_archive_updated_in_place_comes_back_after_a_failure(
-    repository, package, model_root, client
-):
+def test_failed_archive_update_brings_the_model_back(repository, package, model_root, client):
     """What was unpacked of the one before is kept; the archive itself is another by now."""
 
     def pack(**parts: str) -> None:
@@ -209,7 +207,7 @@ def test_archive_updated_in_place_comes_back_after_a_failure(
         assert infer_in_sequence(client, archive.name, 1.5) == [3.0]
 
 
-def test_config_updated_in_place_comes_back_after_a_failure(repository, package, client):
+def test_failed_config_update_brings_the_model_back(repository, package, client):
     """The config says what the code raises, so that only the new one fails."""
     initialize = "if 'mean' in args['model_config']: raise ValueError('no such luck')"
     write_python_model(package, initialize=initialize)
@@ -222,7 +220,7 @@ def test_config_updated_in_place_comes_back_after_a_failure(repository, package,
     assert infer_in_sequence(client, package.name, 1.5) == [1.5]
 
 
-def test_model_that_cannot_come_back_is_said_to_be_gone(repository, package, client):
+def test_irrecoverable_model_is_said_to_be_gone(repository, package, client):
     """Its files were written over, and Triton had to unload it before it read the new ones."""
     write_python_model(package)
     assert repository.load(package.name, config=IN_PLACE).status == 200

@@ -52,7 +52,7 @@ def test_a_model_is_loaded_invoked_listed_and_unloaded(uploading, raw_triton, tr
     assert model_names(client) == []
 
 
-def test_a_package_that_changed_is_served_as_it_is_now(uploading, package):
+def test_changed_package_is_served_anew(uploading, package):
     for body, expected in (("pass", 1.0), (DOUBLING, 2.0)):
         write_python_model(package, answer=body)
         assert uploading.load(package.name).status == 200
@@ -70,7 +70,7 @@ def test_a_package_with_helpers_is_uploaded_whole(uploading, raw_triton, package
     assert not is_ready(raw_triton, "helper")
 
 
-def test_a_load_that_fails_says_why_and_leaves_nothing(uploading, raw_triton, package):
+def test_failed_load_says_why_and_leaves_nothing(uploading, raw_triton, package):
     write_python_model(package, initialize="raise ValueError('no such luck')")
     reply = uploading.client.load("bad", package)
     assert refusal(reply) == (400, "InvalidModel", "bad")
@@ -83,7 +83,7 @@ def test_a_load_that_fails_says_why_and_leaves_nothing(uploading, raw_triton, pa
     assert uploading.index() == []
 
 
-def test_a_model_that_triton_lost_is_forgotten_and_no_other(uploading, raw_triton, package):
+def test_only_the_model_triton_lost_is_forgotten(uploading, raw_triton, package):
     for name in ("one", "two"):
         assert uploading.client.load(name, write_python_model(package)).status == 200
     assert raw_triton.post("/v2/repository/models/one/unload").status == 200
@@ -92,7 +92,7 @@ def test_a_model_that_triton_lost_is_forgotten_and_no_other(uploading, raw_trito
     assert uploading.infer("two", 1.0) == [1.0]
 
 
-def test_a_model_of_tritons_own_repository_is_left_alone(
+def test_models_of_tritons_repository_are_left_alone(
     uploading, raw_triton, triton, package, request
 ):
     own = write_python_model(triton.repository / "own", answer=DOUBLING)

@@ -124,7 +124,7 @@ class TestHelp:
 
 
 class TestCheckConfig:
-    def test_every_setting_is_a_row_with_its_value_and_origin(self, run):
+    def test_each_setting_is_a_row_with_origin(self, run):
         flags = ("--memory-limit=8GiB", "--model-roots=/a", "--model-roots=/b", "--no-on-demand")
         code, out, err = run("check-config", *flags, environ={"ADAPTER_HTTP": "unix:/run/a.sock"})
         assert (code, err) == (0, "")
@@ -261,7 +261,7 @@ class TestWait:
         assert run("wait", environ=admin(server)) == (0, "", "")
         assert len(server.asked) == 3
 
-    def test_it_gives_up_and_says_what_was_answered_last(self, run, sidecar):
+    def test_wait_ends_with_the_last_answer(self, run, sidecar):
         server = sidecar(503)
         code, out, err = run("wait", "--timeout=0.15", environ=admin(server))
         assert (code, out) == (1, "")
@@ -270,14 +270,14 @@ class TestWait:
         assert 1 <= len(server.asked) <= 3
 
     @pytest.mark.parametrize("status", [404, 405])
-    def test_it_fails_at_once_where_the_path_is_not_known(self, run, sidecar, status):
+    def test_wait_fails_at_once_on_unknown_path(self, run, sidecar, status):
         server = sidecar(status)
         code, _, err = run("wait", environ=admin(server))
         assert (code, len(server.asked)) == (1, 1)
         assert f"{status} status is {status}" in err
         assert "--admin" in err
 
-    def test_it_says_now_and_then_what_it_waits_for(self, run, sidecar, monkeypatch):
+    def test_wait_reports_its_reason_at_intervals(self, run, sidecar, monkeypatch):
         monkeypatch.setattr(probes, "_REPORT_SECONDS", 0.0)
         code, _, err = run("wait", environ=admin(sidecar(503, 503, 200)))
         assert code == 0

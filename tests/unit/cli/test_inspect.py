@@ -155,7 +155,7 @@ def test_declared_bytes_and_warnings_are_told(inspect, packages):
     assert f"\nwarning   {folder}/config.pbtxt:6: field 'novel' is not known" in out
 
 
-def test_of_several_models_each_has_its_part_its_name_and_its_backend(report, packages):
+def test_each_model_has_part_name_and_backend(report, packages):
     found = report(several(packages / "shop"), "--entry=both")
 
     parts = models(found)
@@ -243,7 +243,7 @@ def test_a_path_may_be_relative_or_a_link(report, packages, monkeypatch, tmp_pat
     assert found["models"][0]["staged"]["1"] == "1"
 
 
-def test_a_name_that_is_not_utf8_is_shown_and_found(report, packages):
+def test_name_other_than_utf8_is_shown_and_found(report, packages):
     folder = write_python_model(packages / os.fsdecode(b"m\xff"))
     (folder / os.fsdecode(b"w\xff")).write_text("a")
 
@@ -312,14 +312,14 @@ def test_fault_in_code_names_callers_file(inspect, packages, is_archive):
     assert err.startswith(f"triton-adapter: {path}/{inside}/model.py:2: SyntaxError: invalid")
 
 
-def test_the_code_of_versions_that_triton_does_not_serve_is_not_read(inspect, packages):
+def test_code_of_unserved_versions_is_not_read(inspect, packages):
     folder = write_python_model(packages / "m", version="2")
     (folder / "1").mkdir()
     (folder / "1" / "model.py").write_text("def x(:")
     assert inspect(folder)[0] == 0
 
 
-def test_code_for_a_python_of_its_own_is_only_warned_of(inspect, packages):
+def test_code_for_own_python_is_only_warned_of(inspect, packages):
     python = 'parameters { key: "EXECUTION_ENV_PATH" value { string_value: "/env.tar.gz" } }'
     folder = write_python_model(packages / "m", config=CONFIG + python)
     (folder / "1" / "model.py").write_text("def x(:")
@@ -330,7 +330,7 @@ def test_code_for_a_python_of_its_own_is_only_warned_of(inspect, packages):
     assert "Triton runs it with the Python of EXECUTION_ENV_PATH" in out
 
 
-def test_imports_that_the_python_of_an_embedded_triton_lacks_are_warned_of(inspect, packages):
+def test_imports_missing_in_tritons_python_are_warned_of(inspect, packages):
     folder = write_python_model(packages / "m")
     (folder / "1" / "model.py").write_text(
         "import json, nothing_there.is_it\nfrom neither_there import x\n"
@@ -352,7 +352,7 @@ def test_imports_that_the_python_of_an_embedded_triton_lacks_are_warned_of(inspe
 
 
 @pytest.mark.parametrize("is_elsewhere", [False, True])
-def test_imports_are_not_looked_for_where_another_python_runs_the_model(
+def test_imports_for_another_python_are_not_checked(
     inspect, packages, monkeypatch, *, is_elsewhere
 ):
     python = 'parameters { key: "EXECUTION_ENV_PATH" value { string_value: "/env.tar.gz" } }'

@@ -67,7 +67,7 @@ class TestWrongAddresses:
         assert f"http://{at} is not the listener `http` of an adapter" in err
         assert "--http or --url say where that is" in err
 
-    def test_a_listener_of_grpc_is_told_from_one_of_http(self, run):
+    def test_grpc_listener_is_told_from_http(self, run):
         """It answers with the SETTINGS frame of HTTP/2."""
         with socket.create_server(("127.0.0.1", 0)) as listener:
             port = listener.getsockname()[1]
@@ -98,7 +98,7 @@ class TestWords:
         at = f"http://127.0.0.1:{server.server_port}"
         assert err == f"triton-adapter: {at}/drain: 503 3 requests are left\n"
 
-    def test_a_setting_that_is_to_be_a_list_is_said_in_words(self, run, tmp_path):
+    def test_setting_that_is_a_list_is_in_words(self, run, tmp_path):
         (file := tmp_path / "a.yaml").write_text("model_roots: 5\n")
         code, _, err = run("check-config", "--config", str(file))
         assert (code, err) == (
@@ -129,7 +129,7 @@ class TestWords:
         assert code == 2
         assert f"there is no command {word!r}; did you mean {meant}?" in err
 
-    def test_who_asks_for_logs_is_told_where_they_are(self, run):
+    def test_logs_are_said_to_be_elsewhere(self, run):
         code, _, err = run("logs")
         assert code == 2
         assert "there is no command 'logs': the log is what `serve` writes to stdout" in err
@@ -197,7 +197,7 @@ class TestSeveralModels:
         assert json.loads(ps("--json", failures=failures)[1])["failures"] == failures
         assert "failed" not in ps(failures=failures[1:])[1]
 
-    def test_the_newest_lack_of_memory_is_listed_whatever_failed_since(self, ps):
+    def test_newest_memory_failure_is_listed(self, ps):
         lacks = [
             _failure(name, age) | {"code": "OutOfMemory"} for name, age in [("x", 6), ("y", 7)]
         ]
@@ -205,7 +205,7 @@ class TestSeveralModels:
         rows = [line.split()[3] for line in out.partition("that failed:\n")[2].splitlines()]
         assert rows == ["m0", "m1", "m2", "m3", "x"]
 
-    def test_several_models_are_unloaded_though_one_of_them_is_not_there(self, run, sidecar):
+    def test_several_models_are_unloaded_despite_an_absent(self, run, sidecar):
         server = sidecar(404, 200)
         server.body = b"{}"
         at = f"--http=127.0.0.1:{server.server_port}"
@@ -228,7 +228,7 @@ class TestHints:
         assert "--entry=MODEL" in err.splitlines()[1]
 
     @pytest.mark.parametrize(("source", "is_here"), [("none", False), (".", True)])
-    def test_a_refused_path_that_is_not_here_either_is_said(self, run, sidecar, source, is_here):
+    def test_refused_path_absent_here_is_reported(self, run, sidecar, source, is_here):
         server = sidecar(400)
         server.body = b'{"error": "url /x is outside the model roots", "code": "InvalidRequest"}'
         at = f"--http=127.0.0.1:{server.server_port}"
@@ -237,7 +237,7 @@ class TestHints:
 
 
 class TestJson:
-    def test_an_error_of_the_command_is_one_line_of_json_on_stderr(self, run):
+    def test_commands_error_is_one_json_line(self, run):
         code, out, err = run("ps", "--json", f"--admin={NOBODY}")
         assert (code, out) == (1, "")
         assert json.loads(err) == {

@@ -65,7 +65,7 @@ def test_ps_shows_a_row_for_each_device():
     assert lines[0].split()[1:] == ["3.0", "MiB", "1.0", "MiB", "4.0", "MiB", "2.0", "MiB"]
 
 
-def test_ps_names_memory_limit_when_there_is_no_device():
+def test_ps_names_memory_limit_without_device():
     lines = format_devices({"devices": {}})
     assert lines == ["memory is not measured: set memory_limit; see docs/memory.md#limits"]
 
@@ -98,7 +98,7 @@ def rows(table, *found):
     return [line.split("  ") for line in table.format(state)]
 
 
-def test_models_are_sorted_and_say_how_long_they_are_in_a_state():
+def test_models_are_sorted_with_state_times():
     found = rows(
         ModelTable(),
         model("c", state="DEAD", state_seconds=60),
@@ -124,7 +124,7 @@ def test_lost_models_are_named_with_the_reason():
     assert killer.endswith(": it kills: c")
 
 
-def test_a_size_that_nobody_has_measured_and_no_device_has_is_unknown():
+def test_unmeasured_size_is_unknown():
     for basis in None, "disk", "declared":
         [_, row] = rows(
             ModelTable(), model("a", state="READY", state_seconds=1, basis=basis, bytes={})

@@ -9,7 +9,7 @@ from adapter.cli.serve import print_welcome
 USUAL = {"http": "127.0.0.1:8080", "admin": "127.0.0.1:8081", "grpc": "127.0.0.1:8085"}
 
 
-def test_listeners_that_are_not_where_the_commands_look_are_to_be_exported(capsys):
+def test_unusual_listeners_are_to_be_exported(capsys):
     print_welcome(SimpleNamespace(addresses=USUAL | {"admin": "127.0.0.1:9081", "grpc": "unix:/s"}))
     said = capsys.readouterr().err
     assert "\n  export ADAPTER_ADMIN=127.0.0.1:9081 ADAPTER_GRPC=unix:/s\n" in said

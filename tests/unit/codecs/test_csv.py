@@ -82,7 +82,7 @@ def test_the_ways_to_write_a_table(text):
         (b"9" * 5000, "INT64", "row 1"),
     ],
 )
-def test_what_is_no_table_is_refused_with_its_row(text, datatype, why):
+def test_invalid_table_is_refused_with_its_row(text, datatype, why):
     with pytest.raises(ValueError, match=why):
         read_table(text, datatype)
 
@@ -119,7 +119,7 @@ def test_table_is_read_in_pieces(monkeypatch, end):
     assert 0 < longest.values < 2**14
 
 
-def test_a_row_that_spans_pieces_has_the_right_number_in_an_error():
+def test_split_row_has_right_number_in_error():
     row = b",".join([b"123456"] * 5000)
     with pytest.raises(ValueError, match="row 3: 'x' is not a valid FP32"):
         read_table(b"\n".join([row, row, row[:-6] + b"x", row]), "FP32")
@@ -127,7 +127,7 @@ def test_a_row_that_spans_pieces_has_the_right_number_in_an_error():
         read_table(b"\n".join([row, row + b",1", row]), "FP32")
 
 
-def test_a_table_of_any_form_is_written_as_it_is_read():
+def test_table_is_written_as_read():
     values = np.arange(20_000, dtype="<f4")
     for shape in ((20_000,), (1, 20_000), (20_000, 1), (2, 10_000), (4000, 5)):
         text = write_table(values.tobytes(), "FP32", shape)

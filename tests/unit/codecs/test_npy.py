@@ -43,7 +43,7 @@ def read(raw: bytes):
 
 
 @given(st.sampled_from(sorted(DTYPES)), shapes, st.sampled_from([(1, 0), (2, 0), (3, 0)]))
-def test_what_numpy_writes_is_read_as_it_is_in_each_version(datatype, shape, version):
+def test_numpys_arrays_are_read_in_each_version(datatype, shape, version):
     array = np.zeros(shape, DTYPES[datatype])
     raw = saved(array, version)
     head = read(raw)
@@ -52,7 +52,7 @@ def test_what_numpy_writes_is_read_as_it_is_in_each_version(datatype, shape, ver
 
 
 @given(arrays.arrays(arrays.array_dtypes() | arrays.scalar_dtypes(), shapes))
-def test_of_any_other_array_nothing_is_taken_for_a_tensor(array):
+def test_other_arrays_are_no_tensors(array):
     raw = saved(array, (3, 0)) if not array.dtype.hasobject else b"\x93NUMPY"
     try:
         head = read(raw)
@@ -118,7 +118,7 @@ def test_a_head_that_is_none_is_refused(text, version):
         read(framed(text, version))
 
 
-def test_other_writers_may_order_and_quote_as_they_like():
+def test_other_writers_may_order_and_quote_freely():
     text = '{"shape": (2L, 3L), "fortran_order": False,\n "descr": "<f4"}'
     assert (read(framed(text)).datatype, read(framed(text)).shape) == ("FP32", (2, 3))
 
@@ -143,7 +143,7 @@ def test_versions_that_there_are_not_are_refused():
 
 @given(st.binary(max_size=200), st.integers(0, 200))
 @example(b"", 0)
-def test_any_bytes_are_a_head_that_numpy_reads_too_or_none(noise, at):
+def test_numpy_reads_every_accepted_head(noise, at):
     whole = saved(np.zeros((2, 3), "f4"))
     raw = whole[:at] + noise + whole[at + len(noise) :]
     try:

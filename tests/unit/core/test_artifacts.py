@@ -26,7 +26,7 @@ def test_key_within_store_is_taken_as_it_is(text):
         ("ä" * 513, "1026 bytes long; at most 1024"),
     ],
 )
-def test_a_key_that_cannot_be_one_is_refused_with_the_reason(text, reason):
+def test_invalid_key_is_refused_with_the_reason(text, reason):
     with pytest.raises(InvalidRequest, match=reason):
         parse_artifact_path(text)
 

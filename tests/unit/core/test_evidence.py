@@ -100,7 +100,7 @@ def test_weak_text_without_a_device_counts_anywhere():
     assert judge_load(weak(WEAK), WEAK, around).outcome is Outcome.OUT_OF_MEMORY
 
 
-def test_weak_text_of_shm_counts_if_shm_was_full():
+def test_weak_text_of_shm_counts_if_full():
     assert weak(SHM).of_shm
     assert judge_load(weak(SHM), SHM, scene(reading(one=999))).outcome is Outcome.FAILED
     full = scene(reading(one=0, shm_free=0))
@@ -116,7 +116,7 @@ def test_text_without_words_of_memory_fails():
     assert judgement.outcome is Outcome.FAILED
 
 
-def test_inference_that_asks_for_too_much_is_not_believed():
+def test_inference_asking_too_much_is_not_believed():
     around = scene(reading(one=830))
     refuted = (Outcome.FAILED, Evidence.MORE_THAN_DEVICE)
     assert judged(CUDA.format(1001), 0, around) == refuted
@@ -162,7 +162,7 @@ def test_text_is_compared_with_device_that_it_names():
     assert judged(CUDA.format(10), 1, elsewhere) == (Outcome.FAILED, Evidence.FAR_MORE_FREE)
 
 
-def test_text_is_doubted_only_if_each_device_refutes_it():
+def test_text_is_doubted_if_all_devices_refute():
     limits = [("one", 1000), ("two", 2000)]
     around = scene(reading(one=900, two=0), limits=limits, devices=[ONE, TWO])
     assert judged(CUDA.format(10), 1, around) == (Outcome.FAILED, Evidence.FAR_MORE_FREE)

@@ -24,7 +24,7 @@ from tests.unit.core.books import GPU, MIB, Books, gpu, guess, known, to_bytes, 
 # -- what is in progress -------------------------------------------------------------------------
 
 
-def test_undone_load_is_waited_for_until_readings_show_it():
+def test_undone_load_is_awaited_in_readings():
     books = gpu(1000)
     books.add("a", 300)
     books.load("b", guess(200, key="b"))
@@ -38,7 +38,7 @@ def test_undone_load_is_waited_for_until_readings_show_it():
     assert books.answer(known(600)) is Answer.ADMIT
 
 
-def test_unload_of_a_dead_model_gives_back_what_it_still_has():
+def test_dead_models_unload_returns_its_memory():
     """Readings have shown that the memory of its process is back: to subtract it from the books
     once more would promise it twice.
     """
@@ -161,7 +161,7 @@ def test_reading_from_before_a_booked_end_is_ignored():
     assert books.free() == 550
 
 
-def test_reading_of_adopted_models_is_not_of_an_empty_device():
+def test_reading_of_adopted_models_is_not_empty():
     """A new adapter reads memory before it knows what an earlier run has loaded."""
     books = gpu(1000, used=450)
     assert books.empty() == 450
@@ -183,7 +183,7 @@ def test_memory_of_unload_in_progress_ends_no_load():
     assert books.ledger.overrun_of("b").name == "b"
 
 
-def test_guess_beside_one_that_fails_is_booked_with_what_is_left():
+def test_guess_beside_failure_books_the_rest():
     """The growth of the other one belonged to no model, and nothing was left for this one."""
     books = gpu(1000, used=20)
     books.load("a", guess(100, key="a"))
@@ -197,7 +197,7 @@ def test_guess_beside_one_that_fails_is_booked_with_what_is_left():
     assert books.not_attributed() == 0
 
 
-def test_load_is_not_measured_by_a_reading_from_before_its_end():
+def test_load_needs_a_reading_after_its_end():
     """A model may be unloaded before readings that lag have shown its load."""
     books = gpu(1000, used=20)
     books.load("n", guess(300))
@@ -355,7 +355,7 @@ def test_noise_of_readings_ends_no_refusal():
     assert books.answer(books.need("a")) is Answer.ADMIT
 
 
-def test_known_need_is_raised_after_the_second_shortage_in_a_row():
+def test_known_need_rises_after_second_shortage():
     """The first time a neighbour may have come. With twice its size it would fit nowhere."""
     books = gpu(1000, used=0)
     books.add("a", 100)
@@ -464,7 +464,7 @@ def test_guess_has_no_turn_where_nothing_is_read():
     assert decide(nowhere, guess(), MemoryRequest(), 0.0).answer is Answer.ADMIT
 
 
-def test_planned_guess_waits_for_its_turn_until_its_deadline():
+def test_planned_guess_awaits_turn_until_deadline():
     books = gpu(1000)
     books.load("u", guess(100, key="u"))
     options = {"purpose": Purpose.PLANNED, "waited": 44}
@@ -528,7 +528,7 @@ def test_eviction_counts_what_others_have_reserved():
     assert books.decide(known(601), evict="a").reason is Reason.IN_PROGRESS
 
 
-def test_busy_model_on_another_device_is_not_waited_for():
+def test_busy_model_elsewhere_is_not_awaited():
     books = Books({"0": 1000, "1": 1000})
     books.read(**{"0": 0, "1": 0})
     books.add("a", 800, "0")

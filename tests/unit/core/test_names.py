@@ -74,7 +74,7 @@ def test_two_ids_never_share_a_name(first, second):
 
 
 @given(IDS)
-def test_a_callers_id_may_look_like_one_of_our_names(text):
+def test_callers_id_may_resemble_our_names(text):
     name = triton_name(ModelId(text))
     again = triton_name(ModelId(name))
     if name.startswith("ta."):
@@ -84,7 +84,7 @@ def test_a_callers_id_may_look_like_one_of_our_names(text):
 @pytest.mark.parametrize(
     "text", ["", "a\x00b", "\ud800", "a" * (MAX_MODEL_ID_BYTES + 1), "ü" * 513]
 )
-def test_an_id_that_is_no_name_at_all_is_refused(text):
+def test_id_that_is_no_name_is_refused(text):
     with pytest.raises(InvalidRequest, match="model_name"):
         parse_model_id(text)
 

@@ -38,7 +38,7 @@ def is_strong(row):
 
 
 @pytest.mark.parametrize("file", ["triton_failure_texts.jsonl", "more_failure_texts.jsonl"])
-def test_no_other_failure_is_taken_for_out_of_memory(file):
+def test_other_failures_are_not_out_of_memory(file):
     rows = [row for row in labelled(file) if not row["is_oom"]]
     assert len(rows) > 50
     assert [row["text"] for row in rows if is_strong(row)] == []
@@ -141,7 +141,7 @@ def test_other_statuses_are_never_out_of_memory(phase, http_status):
     assert judge("CUDA out of memory.", phase=phase, http_status=http_status).rule is None
 
 
-def test_a_refused_request_counts_only_with_more_than_plain_words():
+def test_refused_request_needs_strong_words():
     assert judge("CUDA out of memory", http_status=400).strength is Strength.NONE
     assert judge("bad: std::bad_alloc", http_status=400).strength is Strength.STRONG
 
@@ -182,7 +182,7 @@ def test_error_about_input_counts_only_with_figure(kind):
         "[request id: ] std::bad_alloc \"] input 'x' is missing",
     ],
 )
-def test_words_that_only_look_like_it_are_not_out_of_memory(text):
+def test_similar_words_are_not_out_of_memory(text):
     assert judge(text).strength is Strength.NONE
 
 

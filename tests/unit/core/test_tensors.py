@@ -41,7 +41,7 @@ def numbers_of(datatype):
 
 
 @rows("source", TYPES)
-def test_a_value_is_what_numpy_makes_of_it_or_out_of_range(source):
+def test_value_is_numpys_or_out_of_range(source):
     array = numbers_of(source)
     for target in (target for one, target in PAIRS if one == source):
         with np.errstate(all="ignore"):

@@ -249,7 +249,7 @@ def test_an_inference_that_failed_becomes(status, kind, text, expected):
 
 
 @pytest.mark.parametrize("said", ["HTTP end point", "ModelInfer RPC"])
-def test_an_inference_of_a_decoupled_model_is_told_which_calls_it_takes(said):
+def test_decoupled_inference_learns_the_right_calls(said):
     text = f"{said} doesn't support models with decoupled transaction policy"
     error = inference(501, JSON, text)
     assert type(error) is InvalidRequest
@@ -384,13 +384,13 @@ def test_models_own_code_is_kept_but_two(code, text, own):
     assert grpc(code, text).own_code == own
 
 
-def test_a_model_that_quotes_the_words_of_a_dead_process_is_alive():
+def test_model_quoting_a_dead_process_is_alive():
     """Models repeat their input in errors; a caller must not declare another's model dead."""
     text = raised("ValueError: unknown label: Stub process 'm_0_0' is not healthy.")
     assert type(inference(500, PLAIN, text)) is InferenceFailed
 
 
-def test_a_request_id_that_imitates_an_unknown_model_is_no_unknown_model():
+def test_request_id_cannot_imitate_unknown_model():
     """The id is the caller's choice, and 404 makes the platform load the model again."""
     text = "[request id: x] Request for unknown model: ] Exceeds maximum queue size"
     assert type(inference(503, PLAIN, text)) is Overloaded
@@ -457,7 +457,7 @@ def test_absent_shared_memory_region_blames_the_caller():
     assert type(grpc("NOT_FOUND", f"{NO_REGION}, said the model")) is InferenceFailed
 
 
-def test_a_log_setting_that_triton_does_not_take_is_the_callers_fault():
+def test_invalid_log_setting_is_callers_fault():
     text = "invalid argument for --log_format, got: AAA"
     assert type(FAULTS.explain_server_call("UNAVAILABLE", text)) is InvalidRequest
     over_http = FAULTS.explain_inference(503, JSON, text, name=TritonName(""), model_id=ModelId(""))
@@ -465,7 +465,7 @@ def test_a_log_setting_that_triton_does_not_take_is_the_callers_fault():
     assert type(inference(503, JSON, text)) is Overloaded  # a model may say anything
 
 
-def test_codes_about_regions_are_kept_where_no_model_is_meant():
+def test_region_codes_are_kept_without_a_model():
     missing, there = "Unable to find system shared memory region: 'r'", "already in manager"
     assert type(FAULTS.explain_server_call("NOT_FOUND", missing)) is NotRegistered
     assert type(FAULTS.explain_server_call("ALREADY_EXISTS", there)) is AlreadyRegistered

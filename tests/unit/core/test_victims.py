@@ -215,7 +215,7 @@ def test_unknown_model_is_tried():
     assert choose(10, GPU, a={HOST: 5}, b={HOST: 0}) == "b"
 
 
-def test_order_is_others_then_spared_then_worth_then_use():
+def test_order_is_others_spared_worth_then_use():
     models = {
         f"{int(is_of_others)}{int(is_spared)}{calls}{used_at:g}": Candidate(
             TritonName(f"{int(is_of_others)}{int(is_spared)}{calls}{used_at:g}"),

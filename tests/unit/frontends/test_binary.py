@@ -23,7 +23,7 @@ def test_a_body_of_unknown_length_bounds_nothing():
     assert json_header_bytes(f"{TYPE};json-header-size=101", None) == 101
 
 
-def test_an_answer_with_raw_tensors_says_how_long_its_json_is():
+def test_raw_answer_states_its_json_length():
     assert content_type(None) == "application/json"
     assert content_type(12) == f"{TYPE};json-header-size=12"
     assert json_header_bytes(content_type(12), 100) == 12
@@ -40,7 +40,7 @@ def test_the_callers_name_replaces_tritons():
     assert (changed, size) == (body_of("a b"), None)
 
 
-def test_raw_tensors_stay_as_they_are_and_the_size_follows_the_json():
+def test_raw_tensors_stay_when_json_changes():
     header = body_of("ta.u.a_20b")
     tensors = b'\x00\xff"model_name":"ta.u.a_20b"'
     changed, size = put_name_back(header + tensors, len(header), "ta.u.a_20b", "a b")
@@ -48,7 +48,7 @@ def test_raw_tensors_stay_as_they_are_and_the_size_follows_the_json():
     assert size == len(body_of("a b"))
 
 
-def test_an_answer_that_names_no_model_stays_as_it_is():
+def test_answer_without_model_name_stays():
     assert put_name_back(b'{"error":"x"}', None, "ta.u.a_20b", "a b") == (b'{"error":"x"}', None)
     assert put_name_back(b"", 0, "t", "a b") == (b"", 0)
 

@@ -15,7 +15,7 @@ from adapter.runtime.byte_budget import ByteBudget
 from tests.fakes.control import ControlOnFakes
 
 
-async def test_a_load_over_grpc_waits_for_room_and_gives_it_back() -> None:
+async def test_grpc_load_waits_for_room_and_releases() -> None:
     adapter, budget = await ControlOnFakes().open(), ByteBudget(100)
     repository = GrpcRepository(Repository(adapter.control, no_versions, []), budget)
     calls = GrpcCalls(adapter.metrics, Access("grpc"), MessageLimits())

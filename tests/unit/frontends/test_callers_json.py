@@ -11,7 +11,7 @@ from tests.cases import rows
 
 @rows("piece", ["{},", "[],", "1,", "[", "{"])
 @rows("kind", [str, str.encode])
-def test_what_has_too_many_parts_is_refused_before_it_is_parsed(piece, kind):
+def test_too_many_parts_are_refused_unparsed(piece, kind):
     with pytest.raises(InvalidRequest, match="100000"):
         parsed(kind("[" + piece * 100_001), "the body")
 

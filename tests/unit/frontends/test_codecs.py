@@ -97,7 +97,7 @@ async def test_what_codec_refuses_is_told_with_its_type(types):
         await as_answer(Answer("INT32", bytes(8)), BIG)
 
 
-def test_a_type_that_is_not_in_the_list_can_be_no_models(types):
+def test_unlisted_type_is_no_models(types):
     CODECS.pop()
     try:
         with pytest.raises(UnsupportedMediaType):
@@ -108,6 +108,6 @@ def test_a_type_that_is_not_in_the_list_can_be_no_models(types):
         CODECS.append(BigEndian())
 
 
-def test_a_model_whose_input_does_not_fit_cannot_list_the_type(types):
+def test_model_of_other_input_cannot_list_type(types):
     with pytest.raises(ValueError, match=f"{BIG} needs FP32; input 'IN' is INT8"):
         content_types(BIG, (Tensor("IN", "INT8", (1,)),), (), is_batched=False)

@@ -46,7 +46,7 @@ def test_pattern_with_many_stars_is_fast() -> None:
 
 
 @pytest.mark.parametrize("scope", set(Scope) - {Scope.SERVER})
-def test_where_the_endpoint_has_keys_only_the_token_goes_round_it(scope: Scope) -> None:
+def test_only_the_token_passes_endpoint_keys(scope: Scope) -> None:
     for access, given in (
         (Access("http", is_keyed=True), []),
         (Access("http", is_keyed=True), RIGHT),

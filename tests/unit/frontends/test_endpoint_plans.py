@@ -17,7 +17,7 @@ SIGNED = (
 
 
 @pytest.mark.parametrize("lines", [SIGNED, SIGNED.lower(), b"X-Amzn-Trace-Id: Root=1-2\r\n"])
-def test_what_differs_from_call_to_call_is_left_out(lines: bytes) -> None:
+def test_differing_lines_are_left_out(lines: bytes) -> None:
     assert split_differing_lines(HEAD % lines) == (HEAD % b"", [])
 
 

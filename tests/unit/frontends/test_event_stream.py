@@ -20,14 +20,14 @@ def _decoded(*messages: bytes, cut: int = 0) -> list[tuple[dict[str, str], bytes
 
 @settings(deadline=None)
 @given(st.dictionaries(_NAMES, _VALUES, max_size=5), st.binary(max_size=5000), st.integers(0, 99))
-def test_botocore_reads_what_was_written_wherever_it_is_cut(
+def test_botocore_reads_messages_cut_anywhere(
     headers: dict[str, str], payload: bytes, cut: int
 ) -> None:
     found = _decoded(message(headers, payload), message({}, b""), cut=cut)
     assert found == [(headers, payload), ({}, b"")]
 
 
-def test_an_event_and_an_exception_are_told_apart_by_their_headers() -> None:
+def test_events_and_exceptions_differ_by_headers() -> None:
     [(part, payload), (error, reason)] = _decoded(
         event("PayloadPart", b"\x00\xff"), exception("ModelStreamError", b"{}")
     )

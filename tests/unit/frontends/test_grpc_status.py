@@ -23,12 +23,12 @@ def encoded_bytes(text: str) -> int:
 
 
 @rows("kind", [k for _, k in inspect.getmembers(errors, inspect.isclass) if k in HTTP])
-def test_what_http_has_a_status_for_gprc_has_a_code_for(kind):
+def test_each_http_status_has_a_grpc_code(kind):
     assert lookup(GRPC, kind.__new__(kind)) is not None
 
 
 @given(st.text(), st.integers(0, 4000))
-def test_a_text_fits_into_the_metadata_and_says_how_much_was_cut(text, times):
+def test_text_fits_metadata_and_says_what_is_cut(text, times):
     whole = f"InvalidRequest: {text * times}".encode("utf-8", "backslashreplace").decode()
     _, said = grpc_status(InvalidRequest(text * times))
     assert encoded_bytes(said) <= LIMIT
@@ -45,7 +45,7 @@ def test_a_text_fits_into_the_metadata_and_says_how_much_was_cut(text, times):
     "text",
     ["Request for unknown model: 'm' is not found", "Model m not found"],
 )
-def test_no_text_is_taken_for_not_found_by_a_mesh(text):
+def test_no_text_is_not_found_for_mesh(text):
     code, said = grpc_status(InvalidRequest(text))
     assert code is grpc.StatusCode.INVALID_ARGUMENT
     assert said == f"InvalidRequest: {text}"
@@ -53,7 +53,7 @@ def test_no_text_is_taken_for_not_found_by_a_mesh(text):
 
 
 @pytest.mark.parametrize("kind", [ModelNotFound, errors.ArtifactNotFound])
-def test_an_unknown_model_is_told_in_tritons_words_but_to_a_mesh(kind):
+def test_unknown_model_has_tritons_words_without_mesh(kind):
     error = kind("model 'm' is not loaded", model_id="m")
     ours = f"{kind.__name__}: model 'm' is not loaded"
     assert grpc_status(error)[1] == f"Request for unknown model: 'm' is not found; {ours}"

@@ -61,7 +61,7 @@ ANSWERS = st.builds(
 
 
 @given(ANSWERS)
-def test_a_short_answer_without_outputs_is_told_from_all_others(answer):
+def test_short_empty_answer_is_recognized(answer):
     raw = answer.SerializeToString()
     if len(raw) < SHORT_BYTES:
         assert has_no_outputs(raw) is (len(answer.outputs) == 0)
@@ -69,7 +69,7 @@ def test_a_short_answer_without_outputs_is_told_from_all_others(answer):
 
 
 @pytest.mark.parametrize("raw", [b"\x0a", b"\x0a\x02m", b"\x12\x7f", b"\x08\x01", b"\x0a\x01m\x12"])
-def test_what_is_no_whole_answer_is_none_without_outputs(raw):
+def test_partial_answer_is_not_empty(raw):
     assert not has_no_outputs(raw)
 
 
@@ -78,7 +78,7 @@ def name_in(message: bytes) -> str:
 
 
 @given(REQUESTS, st.text(max_size=300))
-def test_a_name_is_read_and_replaced_as_protobuf_does_it(request, name):
+def test_name_is_replaced_as_protobuf_does(request, name):
     raw = request.SerializeToString()
     assert name_in(raw) == request.model_name
     renamed = pb.ModelInferRequest.FromString(with_field(raw, 1, name.encode()))
@@ -143,6 +143,6 @@ def test_name_in_longer_form_of_same_tag_counts():
     assert pb.ModelInferRequest.FromString(with_field(raw, 1, b"c")).model_name == "c"
 
 
-def test_a_message_of_tiny_fields_is_refused_before_it_costs_seconds():
+def test_tiny_fields_are_refused_before_costing_seconds():
     with pytest.raises(InvalidRequest, match="more than 16384 fields"):
         read_field(b"\x78\x00" * 10_000_000, 1)

@@ -23,7 +23,7 @@ def test_policy_allows_only_hashed_scripts_and_styles():
     assert "unsafe" not in policy
 
 
-def test_the_page_has_no_handlers_styles_or_files_beside_what_is_hashed():
+def test_page_has_only_hashed_content():
     html = re.sub(r"<(script|style)>.*?</\1>", "", TEXT, flags=re.DOTALL)
     assert "<script" not in html
     assert "<style" not in html

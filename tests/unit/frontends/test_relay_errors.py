@@ -27,7 +27,7 @@ NOTHING_BEGUN = {Reason.NOT_STARTED, Reason.OVERLOADED, Reason.UNREACHABLE}
 
 
 @pytest.mark.parametrize("reason", Reason)
-def test_each_has_a_status_and_says_whether_another_machine_may_be_asked(reason):
+def test_each_error_has_status_and_retry(reason):
     adapter = ControlOnFakes()
     calls = GrpcCalls(adapter.metrics, Access("grpc"), MessageLimits())
     policy = RelayPolicy(

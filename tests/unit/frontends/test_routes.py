@@ -29,7 +29,7 @@ def test_what_clients_choose_is_no_part_of_path(segments, path):
     assert path_of(*segments) == path
 
 
-def test_a_path_is_passed_on_with_what_its_caller_chose():
+def test_path_keeps_its_callers_choices():
     region = find(["v2", "systemsharedmemory", "region", "a/{b}", "status"])
     version = find(["v2", "models", "{m}", "versions", "2", "infer"])
 

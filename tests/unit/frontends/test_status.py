@@ -100,7 +100,7 @@ def test_an_error_is_answered_as_the_interface_says(kind):
     assert lookup(HTTP, an(kind)) == EXPECTED[kind.__name__]
 
 
-def test_an_error_out_of_the_table_is_answered_as_its_nearest_ancestor():
+def test_unlisted_error_is_answered_as_its_ancestor():
     class Odd(errors.OutOfMemory):
         pass
 

@@ -34,7 +34,7 @@ def test_bytes_without_text_are_escaped_in_strings() -> None:
 
 
 @pytest.mark.parametrize("levels", [64, 300, 900])
-def test_values_in_lists_of_more_levels_than_a_tensor_has_are_refused(levels: int) -> None:
+def test_too_deeply_nested_values_are_refused(levels: int) -> None:
     data = json.loads("[" * levels + "1" + "]" * levels)
     call = {"inputs": [{"name": "IN", "datatype": "FP32", "shape": [1], "data": data}]}
     with pytest.raises(InvalidRequest, match="levels"):

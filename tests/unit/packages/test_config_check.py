@@ -89,7 +89,7 @@ def test_blank_is_allowed_behind_a_minus(text, dims):
         ("\u00e9: 1", ":1:1: character U+00E9 outside strings and comments"),
     ],
 )
-def test_what_is_no_configuration_is_refused_by_place_and_reason(text, reason):
+def test_invalid_config_is_refused_with_its_place(text, reason):
     assert refusal(text).startswith(f"m/config.pbtxt{reason}")
 
 
@@ -126,7 +126,7 @@ def test_a_reason_is_short_however_long_the_line(text):
         ("tomorrow { a: b [c.d]: 1 [e.f.g/h.i] { i: 1 } }", [(1, "tomorrow")]),
     ],
 )
-def test_a_field_that_the_schema_lacks_is_a_warning_with_its_line(text, places):
+def test_unknown_field_is_a_warning_with_line(text, places):
     found = [warning.partition("; did you mean")[0] for warning in parse(text, PATH).warnings]
     assert found == [
         f"m/config.pbtxt:{line}: field '{name}' is not known to this version's schema"
@@ -145,7 +145,7 @@ def test_a_field_that_the_schema_lacks_is_a_warning_with_its_line(text, places):
         (f"{'max_batchsize' * 1000}: 1", ""),
     ],
 )
-def test_a_misspelt_field_gets_the_name_of_its_message_that_is_near(text, meant):
+def test_misspelt_field_gets_a_suggestion(text, meant):
     [warning] = parse(text, PATH).warnings
     assert warning.endswith(f"is not known to this version's schema{meant}")
 

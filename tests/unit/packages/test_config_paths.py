@@ -177,7 +177,7 @@ def test_absolute_path_is_package_s_or_within_roots(text, tmp_path):
 @pytest.mark.parametrize(
     "text", [parameter("engine", "../x"), accelerator("a/../../x"), agent("checksum", "..")]
 )
-def test_relative_value_of_a_call_has_no_part_that_leads_up(text):
+def test_relative_value_cannot_lead_up(text):
     refuse(text)
     assert OUTSIDE in refusal(text, ["/"])
 

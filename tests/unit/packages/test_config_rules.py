@@ -65,11 +65,11 @@ def test_what_some_triton_may_take_is_let_through(text):
         ("version_policy { specific { versions: [9, 3] } }", ["9"]),
     ],
 )
-def test_versions_are_served_by_the_policy_and_else_the_latest_number(policy, served):
+def test_policy_or_latest_number_chooses_versions(policy, served):
     assert served_versions(config(policy), ["10", "2", "9"]) == served
 
 
 @pytest.mark.parametrize("policy", ["latest { num_versions: 0 }", "specific { versions: [3] }"])
-def test_a_policy_for_no_version_that_is_there_says_so(policy):
+def test_policy_for_absent_version_says_so(policy):
     with pytest.raises(ValueError, match="there is 2, 9, 10"):
         served_versions(config(f"version_policy {{ {policy} }}"), ["10", "2", "9"])

@@ -132,7 +132,7 @@ STEPS = {"a": "A", "it's": "\\", "é": "ü", '"': 'x"\n\x01'}
         'input [{name:"a"}]ensemble_scheduling{future{model_name:"a"},%s}',
     ],
 )
-def test_the_steps_get_their_new_names_and_every_other_byte_stays(frame, step, expected):
+def test_only_step_names_change(frame, step, expected):
     assert rename_steps(frame % step, STEPS) == frame % expected
 
 
@@ -237,7 +237,7 @@ def test_tensors_take_place_of_those_of_text(text, expected):
         ),
     ],
 )
-def test_each_group_that_is_not_for_cpus_names_the_gpu(text, expected):
+def test_each_group_on_gpus_names_the_gpu(text, expected):
     assert with_gpu(text, 3) == expected
 
 
@@ -256,14 +256,14 @@ def test_response_cache_is_turned_off_alone(text, expected):
     assert without_cache(text) == expected
 
 
-def test_inputs_and_outputs_are_replaced_each_by_its_own():
+def test_inputs_and_outputs_are_each_replaced():
     assert with_tensors("output {} input {}", "[I]", "[O]") == "output [O] input [I]"
     assert with_tensors("output {} input {}", None, "[]") == "output [] input {}"
     assert with_tensors("output {} input {}", None, "") == "output {} input {}"
     assert with_tensors("a: 1", "[I]", "[O]") == "a: 1\ninput [I]\noutput [O]\n"
 
 
-def test_fields_are_listed_with_the_one_that_they_stand_in():
+def test_fields_are_listed_with_their_parents():
     text = 'a: b c [ { d: "e: 1" }, < f { g: [1, h] } > ] # i: 1\nj: -inf'
     tokens = tokens_of(text)
     fields = fields_of(tokens)
@@ -275,7 +275,7 @@ def test_fields_are_listed_with_the_one_that_they_stand_in():
 
 
 @pytest.mark.slow
-def test_nesting_costs_no_stack_and_no_square_of_time():
+def test_nesting_costs_linear_time_and_no_stack():
     depth = 25_000
     text = "a{" * depth + "}" * depth
     assert len(fields_of(tokens_of(text))) == depth
@@ -350,7 +350,7 @@ def _parsed(text):
 
 @given(_layouts(), st.dictionaries(_TEXTS, _TEXTS, max_size=3), st.data())
 @pytest.mark.slow
-def test_a_renamed_config_differs_in_the_names_of_its_steps_only(layout, names, data):
+def test_renamed_config_differs_in_names_only(layout, names, data):
     config, text = layout
     steps = config.ensemble_scheduling.step
     for step in steps:

@@ -50,7 +50,7 @@ def test_links_that_stay_inside_are_followed(root, link):
     assert read(root, root / "link") == "inside"
 
 
-def test_a_folder_as_a_volume_of_kubernetes_has_it_is_followed(root):
+def test_kubernetes_volume_folder_is_followed(root):
     """The names lead to `..data`, and that to the version in force."""
     (root / "..2026_11" / "m").mkdir(parents=True)
     (root / "..2026_11" / "m" / "file").write_text("mounted")
@@ -163,7 +163,7 @@ async def test_what_is_planted_after_staging_is_not_uploaded(tmp_path, root, sec
 
 
 @pytest.mark.parametrize("name", ["config.pbtxt", "_schema.json"])
-def test_a_config_planted_while_it_is_looked_at_is_not_read(root, secret, name, monkeypatch):
+def test_config_planted_during_inspection_is_not_read(root, secret, name, monkeypatch):
     """Its words would be in the answer."""
     from adapter.core.model import ModelSource
     from adapter.packages import inspect

@@ -33,5 +33,5 @@ def test_one_with_numpy_1_is_not(tmp_path: Path):
 @pytest.mark.parametrize(
     "place", ["/opt/env", "$$TRITON_MODEL_DIRECTORY/env.tar.gz", "env/../../x"]
 )
-def test_of_one_that_is_elsewhere_or_packed_nothing_is_said(tmp_path: Path, place: str):
+def test_absent_or_packed_file_is_not_judged(tmp_path: Path, place: str):
     assert warnings(tmp_path, "2.4.6", place) == []

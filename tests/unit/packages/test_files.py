@@ -56,7 +56,7 @@ def test_one_version_must_hold_file_that_backend_needs(config, file, root):
         'backend: "onnxruntime" runtime: "libmine.so"',
     ],
 )
-def test_what_is_not_known_for_sure_is_left_to_triton(config, root):
+def test_uncertain_faults_are_left_to_triton(config, root):
     assert look(make(root / "m", config, files=["1/model.bin"]), root)
 
 

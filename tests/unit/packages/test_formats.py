@@ -124,7 +124,7 @@ def test_files_decide_where_the_type_is_unknown(files, expected, backend, config
         ("net.ubj", "1/xgboost.ubj", "fil"),
     ],
 )
-def test_the_name_of_a_single_file_decides_where_the_type_is_unknown(name, path, backend):
+def test_file_name_decides_for_unknown_types(name, path, backend):
     found = layout(name, None, None)
     assert (found.links, found.backend) == (((path, ()),), backend)
 
@@ -220,7 +220,7 @@ def test_folder_unlike_a_version_is_any_folder(name):
         (" ".join(f"f{i:02}" for i in range(12)), "onnx", "f08, f09 and 2 more"),
     ],
 )
-def test_what_cannot_be_served_is_refused_with_file_and_reason(files, model_type, message):
+def test_unservable_package_is_refused_with_its_file(files, model_type, message):
     with pytest.raises(InvalidModel) as caught:
         layout("m", folder(*files.split()), model_type)
     assert message in str(caught.value)

@@ -60,6 +60,6 @@ def test_weights_that_hardly_pack_come_in_large_pieces():
     assert len(pieces) <= len(RANDOM) / MIB * 5
 
 
-def test_no_more_is_unpacked_than_there_is_room_for():
+def test_unpacking_stays_within_the_room():
     reader = Gunzip(io.BytesIO(gzip.compress(bytes(4 * MIB))))
     assert 0 < reader.readinto(bytearray(100)) <= 100

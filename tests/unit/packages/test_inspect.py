@@ -40,7 +40,7 @@ TELLING = 'backend: "python" input { name: "IN" } output { name: "OUT" }'
 
 
 @pytest.mark.parametrize("config", [None, 'backend: "python"'], ids=["no config", "bare config"])
-def test_a_python_model_of_which_nobody_knows_the_tensors_is_odd(root, config):
+def test_python_model_without_tensors_is_odd(root, config):
     model = make(root / "m", config or "", files=["1/model.py"])
     if config is None:
         (model / "config.pbtxt").unlink()
@@ -73,7 +73,7 @@ def test_runtime_in_python_is_not_odd_without_tensors(root):
     assert look(make(root / "m", config, files=["1/model.py"]), root).warnings == ()
 
 
-def test_a_lone_python_file_that_tells_no_tensors_is_odd(root):
+def test_lone_python_file_without_tensors_is_odd(root):
     (root / "model.py").write_text("class TritonPythonModel: ...")
     [warning] = look(root / "model.py", root).warnings
     assert "Triton will refuse every inference" in warning
@@ -139,7 +139,7 @@ def roles(package):
     return [(part.own_name, part.role) for part in package.parts]
 
 
-def test_an_ensemble_is_the_entry_and_what_it_reaches_are_steps(root):
+def test_ensemble_is_entry_and_others_steps(root):
     make(root / "m" / "one")
     make(root / "m" / "two")
     make(root / "m" / "whole", ensemble("one", "two"), files=())
@@ -157,7 +157,7 @@ def test_version_folder_of_ensemble_is_not_made_twice(root):
     assert look(root / "m", root).parts[-1].folders == ()
 
 
-def test_what_python_code_names_is_a_helper_and_comes_first(root):
+def test_model_named_by_code_is_a_helper(root):
     make(root / "m" / "a-main")
     (root / "m" / "a-main" / "1" / "model.py").write_text("NAMES = ['z-helper', \"other\"]")
     make(root / "m" / "z-helper")
@@ -264,18 +264,18 @@ def test_gpus_are_those_that_instance_groups_name(groups, expected, root):
         ("instance_group [{ count: 1 }, { gpus: [0] }]", False),
     ],
 )
-def test_gpus_are_open_where_a_model_runs_on_some_and_names_none(groups, is_open, root):
+def test_gpus_are_open_unless_named(groups, is_open, root):
     assert look(make(root / "m", PYTHON + groups), root).leaves_gpu_open is is_open
 
 
-def test_gpus_are_not_open_where_one_model_of_a_package_names_some(root):
+def test_gpus_are_closed_where_some_are_named(root):
     for name, group in (("one", "gpus: [0]"), ("two", "count: 1")):
         make(root / "m" / name, f"{PYTHON}instance_group [{{ {group} }}]")
     make(root / "m" / "whole", ensemble("one", "two"), files=())
     assert not look(root / "m", root).leaves_gpu_open
 
 
-def test_gpus_are_not_open_for_a_backend_that_may_prefer_cpus(root):
+def test_gpus_are_closed_for_cpu_backends(root):
     package = look(make(root / "m", 'backend: "openvino"', files=("1/model.xml",)), root)
     assert not package.leaves_gpu_open
 
@@ -289,7 +289,7 @@ def test_gpus_are_not_open_for_a_backend_that_may_prefer_cpus(root):
         ("gpus: [0]", "count: 1", None),
     ],
 )
-def test_the_gpus_of_all_models_count_and_an_ensemble_takes_none(one, two, expected, root):
+def test_all_models_gpus_count_but_ensembles(one, two, expected, root):
     for name, group in (("one", one), ("two", two)):
         make(root / "m" / name, f"{PYTHON}instance_group [{{ {group} }}]")
     make(root / "m" / "whole", ensemble("one", "two"), files=())
@@ -341,7 +341,7 @@ ensemble_scheduling { step [ { model_name: "step" %s
         ("model_version: 1", "all { }", None),
     ],
 )
-def test_step_is_refused_when_its_version_is_not_served(root, version, policy, reason):
+def test_step_of_unserved_version_is_refused(root, version, policy, reason):
     """Triton names such a step by its private name, which nobody has seen."""
     step = PYTHON + (f"version_policy {{ {policy} }}" if policy else "")
     make(root / "m" / "step", step, files=["1/model.py", "2/model.py"])

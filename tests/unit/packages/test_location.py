@@ -38,14 +38,14 @@ def test_links_are_followed(root):
     assert look(root / "link" / "file", root) == root / "m" / "file"
 
 
-def test_a_file_url_is_percent_decoded_and_a_path_is_not(root):
+def test_file_url_is_decoded_and_path_not(root):
     (root / "a b%20").mkdir()
     (root / "a%20b").mkdir()
     assert look(f"file://{root}/a%20b%2520", root) == root / "a b%20"
     assert look(root / "a%20b", root) == root / "a%20b"
 
 
-def test_names_of_any_bytes_can_be_said_in_a_file_url(root):
+def test_file_url_can_name_any_bytes(root):
     odd = root / "\udcff"
     odd.mkdir()
     assert look(f"file://{root}/%FF", root) == odd
@@ -55,7 +55,7 @@ def test_names_of_any_bytes_can_be_said_in_a_file_url(root):
     "url",
     ["", "m", "./m", "s3://bucket/m", "file:m", "file://host/m", "/m\0", "file:///m%00", "/\ud800"],
 )
-def test_a_url_that_is_no_absolute_local_path_is_an_invalid_request(url):
+def test_other_urls_are_invalid_requests(url):
     with pytest.raises(InvalidRequest, match="url"):
         resolve(url, ["/"])
 

@@ -61,7 +61,7 @@ def test_ensemble_that_code_calls_is_not_entry():
         ([model("b", "a"), model("a", "b")], "'a', 'b'"),
     ],
 )
-def test_what_may_be_the_entry_is_named_and_how_to_choose(members, candidates):
+def test_possible_entries_are_named(members, candidates):
     text = refusal(*members)
     assert f"any of {candidates} may" in text
     assert text.startswith("/models/m: set the parameter adapter_entry in the config.pbtxt of the")
@@ -203,7 +203,7 @@ def test_a_string_literal_is_a_mention(before, source):
 
 @rows("source", NO_LITERALS)
 @rows("before", ["", BROKEN])
-def test_what_is_no_whole_string_literal_is_no_mention(before, source):
+def test_partial_string_literal_is_no_mention(before, source):
     assert mentioned(before + source + "\n", ["net"]) == frozenset()
 
 
@@ -212,7 +212,7 @@ def test_an_unclosed_string_ends_with_its_line():
 
 
 @pytest.mark.slow
-def test_source_that_is_made_to_be_slow_to_parse_is_not_parsed():
+def test_slow_source_is_not_parsed():
     """Python's own parser takes seconds for it, in which no other thread runs."""
     source = "a;" * 120_000 + "'net'"
     began = time.thread_time()

@@ -23,7 +23,7 @@ from tests.cases import rows
         (["half \ud800"], "half \\ud800"),
     ],
 )
-def test_a_path_of_any_bytes_is_text_that_can_be_sent(path, text):
+def test_path_of_any_bytes_is_sendable_text(path, text):
     assert shown(*path) == text
     assert shown(*path).encode()
 

@@ -35,7 +35,7 @@ def test_steps_of_ensemble_belong_to_its_package(root):
     assert package.size_bytes == sum(path.stat().st_size for path in of_whole if path.is_file())
 
 
-def test_models_that_python_code_calls_belong_to_its_package(root):
+def test_models_called_by_code_belong_along(root):
     main = calls(root / "main", "encoder")
     calls(root / "encoder", "tokenizer", "data")
     make(root / "tokenizer")
@@ -54,7 +54,7 @@ def test_helpers_belong_to_the_package_with_their_steps(root):
     assert found == {"main": Role.ENTRY, "encoder": Role.HELPER, "step": Role.HELPER}
 
 
-def test_a_model_that_refers_to_none_is_its_own_package(root):
+def test_model_without_references_is_its_package(root):
     main = make(root / "main")
     make(root / "other")
     package = look(main, root, helpers=())

@@ -140,9 +140,7 @@ async def test_what_a_former_run_left_is_replaced(packages, root, repository):
 
 
 @pytest.mark.parametrize("kind", ["empty folder", "folder", "file", "link", "dangling link"])
-async def test_a_name_that_somebody_else_has_is_refused_and_not_touched(
-    kind, packages, root, repository
-):
+async def test_foreign_name_is_refused_untouched(kind, packages, root, repository):
     source = make(root / "m")
     await place(packages, "ours", source)
     theirs = repository / "a"
@@ -186,7 +184,7 @@ async def test_what_is_staged_is_listed_by_name(packages, root, repository):
     ]
 
 
-async def test_a_helpers_name_is_refused_to_others_by_its_packages_name(packages, root, repository):
+async def test_helpers_name_is_refused_with_its_package(packages, root, repository):
     for name in ("main", "helper"):
         make(root / "m" / name)
     await place(packages, "a", root / "m", entry="main")
@@ -197,7 +195,7 @@ async def test_a_helpers_name_is_refused_to_others_by_its_packages_name(packages
     assert tree(repository) == before
 
 
-async def test_a_package_that_was_only_prepared_is_listed_to_be_cleared(packages, root, repository):
+async def test_prepared_package_is_listed_to_be_cleared(packages, root, repository):
     """The process ended between the two."""
     shutil.make_archive(str(root / "m"), "zip", make(root / "m"))
     await prepare(packages, "a", root / "m.zip")
@@ -207,7 +205,7 @@ async def test_a_package_that_was_only_prepared_is_listed_to_be_cleared(packages
     assert tree(repository) == {}
 
 
-async def test_remove_leaves_alone_what_a_note_names_and_others_own(packages, root, repository):
+async def test_remove_leaves_what_others_own(packages, root, repository):
     await place(packages, "a", make(root / "m"))
     await place(packages, "b", root / "m")
     names = (TritonName("b"), TritonName("theirs"), TritonName("a"))
@@ -295,7 +293,7 @@ async def test_restaged_model_is_unloaded_until_confirmed(packages, root):
     assert [model.is_loaded for model in await packages.staged()] == [False]
 
 
-async def test_an_archive_in_place_of_several_models_clears_those_away(packages, root, repository):
+async def test_archive_replacing_models_clears_them(packages, root, repository):
     """A removal that failed had left them."""
     for name in ("main", "helper"):
         make(root / "m" / name)
@@ -306,7 +304,7 @@ async def test_an_archive_in_place_of_several_models_clears_those_away(packages,
     assert tree(repository) == {}
 
 
-async def test_folders_that_were_half_made_are_swept_away_at_the_start(packages, root, repository):
+async def test_half_made_folders_are_swept_at_start(packages, root, repository):
     await place(packages, "ours", make(root / "m"))
     left = [repository / f".ta-half-{name}" for name in ("bare", "noted", "link", "file")]
     left[0].mkdir()

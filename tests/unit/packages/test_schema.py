@@ -107,7 +107,7 @@ def test_a_refusal_is_short_however_large_the_schema():
         ("BYTES", "TYPE_STRING"),
     ],
 )
-def test_every_datatype_of_v2_and_of_triton_has_its_type(datatype, expected):
+def test_each_datatype_has_its_type(datatype, expected):
     schema = parse_schema(raw(inputs=[tensor(datatype=datatype)]), "s")
     assert parsed(config_for(schema, "b")).input[0].data_type == DataType.Value(expected)
 

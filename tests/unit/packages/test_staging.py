@@ -76,7 +76,7 @@ class _Garbage:
 
 
 @pytest.mark.slow
-async def test_packages_are_looked_at_side_by_side_whatever_is_collected_meanwhile(packages, root):
+async def test_concurrent_inspections_survive_garbage_collection(packages, root):
     code = "class TritonPythonModel:\n" + "    answer = [1, 2.5, 'three']\n" * 50
     for name in "ab":
         folder = make(root / name, 'backend: "python"\n')
@@ -230,7 +230,7 @@ async def test_why_a_file_cannot_be_linked_is_said(repository):
 
 
 @pytest.mark.parametrize("staging", ["symlink", "copy"])
-async def test_a_deep_folder_is_refused_before_anything_recurses_into_it(staging, root, repository):
+async def test_deep_folder_is_refused_before_recursion(staging, root, repository):
     source = make(root / "m")
     where = source / "1"
     for _ in range(220):
@@ -264,7 +264,7 @@ async def test_folder_beside_models_is_beside_them_in_triton(root, repository, s
     assert tree(repository) == {}
 
 
-async def test_placement_names_what_is_beside_and_who_has_it(root, repository):
+async def test_placement_names_neighbours_and_owners(root, repository):
     packages = Packages(repository, [root])
     first = await place(packages, "a", package_with(root / "a", "a"))
     assert (first.beside, first.warnings) == (("common",), ())

@@ -218,7 +218,7 @@ def unpack_with(room: Room, archive: Path) -> Path:
 
 
 @pytest.mark.parametrize("size", [10_000, 2**23])
-def test_room_is_asked_for_in_steps_before_it_is_written_to(tmp_path, size):
+def test_room_is_asked_in_steps_before_writing(tmp_path, size):
     room = Room(2**30)
     target = unpack_with(room, packed(tmp_path / "a.tar", "a", "b", size=size))
     assert files(target) == ["a", "b"]

@@ -24,7 +24,7 @@ def staged(tmp_path):
     return write_python_model(tmp_path / "staged")
 
 
-def test_all_but_the_config_and_what_is_ours_travels_as_files(staged, tmp_path):
+def test_files_travel_without_config_and_ours(staged, tmp_path):
     (staged / "labels.txt").write_text("cat")
     (staged / ".triton-adapter.json").write_text("{}")
     (staged / ".unpacked" / "1").mkdir(parents=True)
@@ -43,13 +43,13 @@ def test_all_but_the_config_and_what_is_ours_travels_as_files(staged, tmp_path):
     assert files["file:labels.txt"] == b"cat"
 
 
-def test_the_config_travels_as_json_with_the_names_of_config_pbtxt(staged):
+def test_config_travels_as_json_unrenamed(staged):
     config = json.loads(payload(staged, [str(staged.parent)]).config)
     assert config["backend"] == "python"
     assert config["input"] == [{"name": "IN", "data_type": "TYPE_FP32", "dims": ["-1"]}]
 
 
-def test_a_field_that_json_would_lose_is_refused_by_line_and_name(staged):
+def test_field_lost_by_json_is_refused(staged):
     (staged / "config.pbtxt").write_text('backend: "python"\nfuture_field: 7\n')
     with pytest.raises(InvalidModel, match=r"lost: staged/config.pbtxt:2: field 'future_field'"):
         payload(staged, [str(staged.parent)])
@@ -152,7 +152,7 @@ async def test_config_of_request_is_that_of_entry(tmp_path):
     assert before == {path: path.read_bytes() for path in package.rglob("config.pbtxt")}
 
 
-async def test_config_of_the_request_may_not_name_a_step_of_another(tmp_path):
+async def test_requests_config_may_name_no_foreign_step(tmp_path):
     write_adding(tmp_path / "shop" / "step", 1)
     write_ensemble(tmp_path / "shop" / "whole", "step")
     config = (tmp_path / "shop" / "whole" / "config.pbtxt").read_text()
@@ -168,7 +168,7 @@ async def test_a_config_is_none_for_a_lone_file(tmp_path):
         await prepared(tmp_path, source)
 
 
-def test_upload_is_for_an_external_triton_and_needs_no_shared_repository():
+def test_upload_needs_no_shared_repository():
     given = {"staging": "upload", "triton": "embedded"}
     with pytest.raises(InvalidSettings, match=r"flag --staging: .* needs triton=external"):
         load_settings(given, {}, None)

@@ -126,7 +126,7 @@ def test_frame_over_window_is_stream_error():
     assert peer.faults == [Code.FLOW_CONTROL_ERROR]
 
 
-def test_more_padding_than_there_is_room_for_is_an_error():
+def test_padding_without_room_is_an_error():
     head = frames.head(20, frames.DATA, frames.PADDED, 1)
     with pytest.raises(ConnectionFault):
         Peer().handle_bytes(head + bytes([20]) + bytes(19))

@@ -23,14 +23,14 @@ def test_a_text_is_cut_before_it_is_encoded() -> None:
     assert told("é" * MAX_TEXT_BYTES) == b"%C3%A9" * (MAX_TEXT_BYTES // 2)
 
 
-def test_a_text_of_tritons_is_cut_before_it_is_decoded() -> None:
+def test_tritons_text_is_cut_before_decoding() -> None:
     encoded = b"%41" * MAX_TEXT_BYTES
     answer = read_answer((*FAILED, (b"grpc-message", encoded)))
     assert answer.text.removesuffix("%4") == "A" * (MAX_TEXT_BYTES // 3)
 
 
 @pytest.mark.parametrize("text", [bytes(range(128)).decode(), "100 % é 漢 \U0001f600", ""])
-def test_all_but_what_is_printed_is_encoded_and_read_back(text: str) -> None:
+def test_unprintable_characters_are_encoded_and_back(text: str) -> None:
     found = told(text)
     assert all(0x20 <= byte < 0x7F for byte in found)
     assert found.count(b"%") == sum(

@@ -52,7 +52,7 @@ async def test_one_step_does_not_hold_up_the_others():
     background.end(task)
 
 
-async def test_a_task_that_ends_all_the_same_is_told_with_the_reason(caplog):
+async def test_unexpected_end_is_reported_with_reason(caplog):
     task = background.begin("looks", background.forever(Steps(), seconds=9))
     assert background.find_ended_task() is None
     task.cancel()
@@ -67,7 +67,7 @@ async def test_a_task_that_ends_all_the_same_is_told_with_the_reason(caplog):
     assert background.find_ended_task() is None
 
 
-async def test_a_task_that_was_told_to_end_is_no_fault(caplog):
+async def test_ended_task_is_no_fault(caplog):
     task = background.begin("looks", background.forever(Steps(), seconds=9))
     background.end(task)
     with pytest.raises(asyncio.CancelledError):

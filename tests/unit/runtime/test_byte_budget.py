@@ -72,7 +72,7 @@ class Body:
         self.may_send = False
 
 
-def test_bytes_count_as_they_arrive_and_not_as_they_are_announced() -> None:
+def test_bytes_count_as_they_arrive() -> None:
     site = Site(10)
     first, second = site.body(2**31), site.body(2**31)
     assert first.send(4)
@@ -84,7 +84,7 @@ def test_bytes_count_as_they_arrive_and_not_as_they_are_announced() -> None:
     assert site.budget.held == 4
 
 
-def test_the_oldest_goes_on_beyond_the_limit_and_nobody_else_does() -> None:
+def test_only_oldest_goes_beyond_the_limit() -> None:
     site = Site(10)
     oldest, other = site.body(30), site.body(30)
     assert oldest.send(8)
@@ -98,7 +98,7 @@ def test_the_oldest_goes_on_beyond_the_limit_and_nobody_else_does() -> None:
     assert other.send(22)
 
 
-def test_those_of_which_least_is_to_come_go_on_first() -> None:
+def test_nearly_finished_bodies_go_first() -> None:
     site = Site(100)
     first, large, small = site.body(100), site.body(100), site.body(20)
     assert first.send(85)
@@ -242,7 +242,7 @@ def test_slow_body_is_spared_while_nobody_waits() -> None:
     assert slow.error is None
 
 
-def test_only_as_many_slow_bodies_are_refused_as_needed() -> None:
+def test_only_needed_slow_bodies_are_refused() -> None:
     site = Site(100)
     bodies = [site.body(200) for _ in range(2)]
     for body in bodies:
@@ -294,7 +294,7 @@ def test_of_late_bodies_the_largest_is_refused() -> None:
     assert (small.error, small.may_send) == (None, True)
 
 
-def test_who_is_held_back_by_triton_is_not_cut_as_slow() -> None:
+def test_body_blocked_by_triton_is_not_slow() -> None:
     site = Site(10)
     held, late = site.body(100), site.body(5)
     held.is_held_back = True
@@ -389,7 +389,7 @@ STEPS = st.lists(
 
 @settings(deadline=None)
 @given(STEPS, st.integers(1, 100))
-def test_whatever_callers_do_the_sum_is_right_and_nobody_waits_for_ever(
+def test_sum_is_right_and_nobody_starves(
     steps: list[tuple[str, int, int, str | None]], limit: int
 ) -> None:
     play = Play(limit)

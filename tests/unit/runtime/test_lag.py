@@ -31,7 +31,7 @@ async def observed(count: int, work: Coroutine[Any, Any, None]) -> list[float]:
     return delays
 
 
-async def test_what_holds_up_the_event_loop_is_seen_as_delay():
+async def test_blocked_event_loop_shows_as_delay():
     async def hold_up() -> None:
         await asyncio.sleep(0)  # the timer is set
         time.sleep(0.5)  # noqa: ASYNC251 - on purpose

@@ -44,7 +44,7 @@ async def test_greedy_caller_has_every_second_turn():
     assert work.order == ["a0", "b0", "a1", "b1", "a2", "a3", "a4"]
 
 
-async def test_work_of_several_callers_has_the_earliest_turn_of_theirs():
+async def test_shared_work_takes_its_earliest_turn():
     work, gate = Work(FairSlots(1)), asyncio.Event()
     both = {"a"}
     await work.ask("a0", {"a"}, gate)

@@ -12,7 +12,7 @@ from adapter.errors import BackendUnavailable
 from adapter.runtime.threads import Threads
 
 
-async def test_so_many_run_at_a_time_and_the_others_wait_their_turn():
+async def test_work_beyond_the_limit_waits():
     threads, go = Threads("test", 3), threading.Event()
     begun, all_in = [], threading.Barrier(4)
 
@@ -32,7 +32,7 @@ async def test_so_many_run_at_a_time_and_the_others_wait_their_turn():
     assert begun[3:] == [3, 4, 5, 6, 7, 8]
 
 
-async def test_none_waits_for_another_while_a_thread_could_be_started():
+async def test_nobody_waits_beside_unstarted_threads():
     """Whatever the threads are doing as work comes in; each round begins with other threads."""
     for _ in range(200):
         threads, all_in = Threads("test", 4), threading.Barrier(4)
@@ -103,7 +103,7 @@ async def test_caller_may_return_when_no_thread_starts(monkeypatch):
     assert await threads.run(divmod, 7, 2) == (3, 1)
 
 
-async def test_work_whose_caller_left_before_it_began_is_not_done():
+async def test_unbegun_work_of_departed_is_dropped():
     threads, go, done = Threads("test", 1), threading.Event(), []
     first = asyncio.create_task(threads.run(go.wait, 5))
     second = asyncio.create_task(threads.run(done.append, "second"))

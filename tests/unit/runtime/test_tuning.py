@@ -85,7 +85,7 @@ def test_where_there_are_no_slices_nothing_changes(change):
     assert after == [before] * 3
 
 
-def test_free_memory_is_given_back_that_of_old_garbage_too():
+def test_freed_memory_of_garbage_is_returned():
     (taken,), (left,) = printed(_GARBAGE)
     assert taken > 50
     assert left < 10

@@ -28,7 +28,7 @@ class Streams:
         return stream
 
 
-def test_what_was_taken_counts_until_the_next_is_asked_for():
+def test_taken_bytes_count_until_the_next():
     streams = Streams(10_000)
     stream = streams.begin("one", 2)
     both = streams.unread.held
@@ -54,7 +54,7 @@ def test_stream_with_most_unread_is_cut():
 
 
 @pytest.mark.parametrize("others", [0, 1])
-def test_one_large_answer_is_cut_only_for_other_streams(others):
+def test_large_answer_is_cut_for_other_streams(others):
     streams = Streams(10_000)
     for _ in range(others):
         streams.begin("other", 1)

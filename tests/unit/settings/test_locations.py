@@ -30,7 +30,7 @@ def test_store_is_bucket_url_or_folder(text, location, shown):
     "text",
     ["", "s3://", "s3:///key", "ftp://host/x", "S4://x", "https://", "file://host/x", "a\0b"],
 )
-def test_what_is_no_place_of_a_store_is_refused_with_the_forms(text):
+def test_invalid_store_place_is_refused_with_forms(text):
     with pytest.raises(ValueError, match="write"):
         parse_location(text)
 
@@ -38,7 +38,7 @@ def test_what_is_no_place_of_a_store_is_refused_with_the_forms(text):
 @pytest.mark.parametrize(
     "text", ["https://me:secret@host/x", "https://host/x?sig=secret", "s3://key:secret@bucket"]
 )
-def test_a_url_with_credentials_is_refused_and_they_are_not_repeated(text):
+def test_urls_credentials_are_refused_unrepeated(text):
     with pytest.raises(ValueError, match="credentials are found") as refused:
         parse_location(text)
     assert "secret" not in str(refused.value)

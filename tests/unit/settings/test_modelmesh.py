@@ -69,7 +69,7 @@ def test_the_controllers_whole_environment_is_accepted():
 
 
 @pytest.mark.parametrize("value", ["tcp://10.0.0.1:80", "udp://10.0.0.1:80"])
-def test_what_kubernetes_says_of_a_service_called_adapter_is_no_port(value):
+def test_kubernetes_service_variables_are_no_ports(value):
     assert str(load(ADAPTER_PORT=value).settings.grpc) == "127.0.0.1:8085"
 
 
@@ -97,7 +97,7 @@ def test_unfit_for_mesh_is_refused_by_name(variable, value):
     assert problem(**{variable: value}).startswith(f"{variable}: {value!r}: ")
 
 
-def test_a_container_without_room_for_models_is_refused_with_the_figures():
+def test_container_too_small_is_refused_with_figures():
     text = problem(CONTAINER_MEM_REQ_BYTES=str(300 * MIB), DEFAULT_MODELSIZE=str(30 * MIB))
     assert "leaves a capacity of 44.0 MiB" in text
     assert "models of 30.0 MiB by default ModelMesh does not start below 300.0 MiB" in text

@@ -44,7 +44,7 @@ def listeners(loaded: Loaded) -> dict[str, str]:
 
 
 @rows("name", NAMES)
-def test_every_name_sets_something_or_says_that_it_does_not(name):
+def test_each_variable_is_used_or_says_otherwise(name):
     value = dict.fromkeys(NAMES, "9") | {
         "SAGEMAKER_MULTI_MODEL": "false",
         "SAGEMAKER_SAFE_PORT_RANGE": "8081-9000",
@@ -102,7 +102,7 @@ class TestListeners:
             "triton_metrics": "127.0.0.1:8505",
         }
 
-    def test_the_safe_range_does_not_move_a_triton_in_another_container(self):
+    def test_safe_range_leaves_external_triton_alone(self):
         found = listeners(load(SAGEMAKER_SAFE_PORT_RANGE="8500-8600"))
         assert found["triton_grpc"] == "127.0.0.1:8001"
         assert found["admin"] == "0.0.0.0:8500"
@@ -112,11 +112,11 @@ class TestListeners:
         assert listeners(loaded)["admin"] == "127.0.0.1:9"
 
     @pytest.mark.parametrize("value", ["8500", "8500-", "a-b", "9000-8000", "8500-8503"])
-    def test_a_range_that_is_none_or_too_narrow_is_refused_by_name(self, value):
+    def test_unusable_range_is_refused_by_name(self, value):
         [problem] = problems(SAGEMAKER_SAFE_PORT_RANGE=value)
         assert problem.startswith(f"environment SAGEMAKER_SAFE_PORT_RANGE: '{value}': ")
 
-    def test_a_port_outside_of_the_safe_range_is_refused_by_name(self):
+    def test_port_outside_safe_range_is_refused(self):
         [problem] = problems(
             SAGEMAKER_SAFE_PORT_RANGE="8500-8600", SAGEMAKER_TRITON_GRPC_PORT="8001"
         )
@@ -130,14 +130,14 @@ class TestListeners:
             ({"SAGEMAKER_SAFE_PORT_RANGE": "8500-8600"}, "127.0.0.1:8500"),
         ],
     )
-    def test_metrics_that_are_not_allowed_are_for_this_container_alone(self, environ, admin):
+    def test_unallowed_metrics_are_for_loopback(self, environ, admin):
         assert (
             listeners(embedded(SAGEMAKER_TRITON_ALLOW_METRICS="False", **environ))["admin"] == admin
         )
 
 
 class TestTriton:
-    def test_its_options_are_passed_on_and_the_additional_ones_come_last(self):
+    def test_options_are_passed_with_additions_last(self):
         loaded = embedded(
             SAGEMAKER_TRITON_ADDITIONAL_ARGS="--log-file='/opt/a b' --log-info=1",
             SAGEMAKER_TRITON_LOG_VERBOSE="true",

@@ -38,7 +38,7 @@ def test_what_file_may_say_is_in_schema(tmp_path, text):
 @pytest.mark.parametrize(
     "text", ["memory_limits: 8GiB", "triton: near", "load_concurrency: 0", "control_token: abc"]
 )
-def test_what_a_file_may_not_say_is_not_in_the_schema(tmp_path, text):
+def test_schema_lacks_what_files_may_not_say(tmp_path, text):
     import jsonschema
 
     with pytest.raises(InvalidSettings):

@@ -93,7 +93,7 @@ class TestOrder:
         assert set(loaded.origins.values()) == {"default"}
         assert loaded.warnings == []
 
-    def test_listeners_are_for_this_machine_alone_unless_the_listen_host_is_another(self):
+    def test_listeners_are_local_unless_listen_host_differs(self):
         def addresses(loaded):
             return [str(getattr(loaded.settings, name)) for name in ("http", "grpc", "admin")]
 
@@ -103,7 +103,7 @@ class TestOrder:
         assert loaded.origins["http"] == "flag --listen-host"
         assert addresses(load({}, {"ADAPTER_LISTEN_HOST": "::"}))[1] == "[::]:8085"
 
-    def test_the_address_of_a_listener_beats_the_listen_host_whatever_its_source(self, write):
+    def test_listeners_address_beats_the_listen_host(self, write):
         environ = {"ADAPTER_LISTEN_HOST": "0.0.0.0", "SAGEMAKER_TRITON_ALLOW_METRICS": "false"}
         loaded = load({}, environ, write("http: 127.0.0.1:9000\n"))
         assert str(loaded.settings.http) == "127.0.0.1:9000"
@@ -181,14 +181,14 @@ class TestInherited:
         assert loaded.settings.on_triton_restart == value
         assert loaded.origins["on_triton_restart"] == origin
 
-    def test_auto_leaves_restarts_of_triton_to_the_platform_and_reload_does_not(self):
+    def test_auto_leaves_restarts_to_the_platform(self):
         platform = {"SAGEMAKER_MULTI_MODEL": "true"}
         auto = load({}, {**platform, "ADAPTER_ON_TRITON_RESTART": "auto"})
         assert auto.settings.on_triton_restart == "forget"
         reload = load({}, {**platform, "ADAPTER_ON_TRITON_RESTART": "reload"})
         assert reload.settings.on_triton_restart == "reload"
 
-    def test_what_kubernetes_sets_for_a_service_called_adapter_is_no_setting(self):
+    def test_kubernetes_service_variables_are_no_settings(self):
         load(
             {},
             {
@@ -269,14 +269,14 @@ class TestControlToken:
             assert loaded.origins["control_token"] == origin
             assert GOOD_TOKEN not in repr(loaded)
 
-    def test_callers_over_tcp_must_bring_it_and_those_at_sockets_need_not(self):
+    def test_tcp_callers_need_the_token(self):
         settings = load({}, {"ADAPTER_CONTROL_TOKEN": GOOD_TOKEN}).settings
         assert settings.token_at(parse_address("127.0.0.1:1")) == GOOD_TOKEN
         assert settings.token_at(parse_address("unix:/a")) is None
         assert load().settings.token_at(parse_address("127.0.0.1:1")) is None
 
     @pytest.mark.parametrize("bad", ["short", "sesame sesame 42", "sesame-sesame-4ü", "=" * 20])
-    def test_what_is_no_token_is_refused_and_not_shown(self, bad, tmp_path):
+    def test_invalid_token_is_refused_unshown(self, bad, tmp_path):
         file = tmp_path / "token"
         file.write_text(bad)
         for given in ({"ADAPTER_CONTROL_TOKEN": bad}, {"ADAPTER_CONTROL_TOKEN": f"file:{file}"}):
@@ -351,7 +351,7 @@ class TestProblems:
         [problem] = problems({"triton": "embedded", "triton_http": text})
         assert problem == f"flag --triton-http: {text!r}: write HOST:PORT or [IPV6]:PORT"
 
-    def test_names_of_hosts_come_one_a_flag_or_separated_by_commas(self):
+    def test_host_names_come_repeated_or_comma_separated(self):
         names = ("a.example", "b_2")
         assert load({"allowed_hosts": list(names)}).settings.allowed_hosts == names
         environ = {"ADAPTER_ALLOWED_HOSTS": ",".join(names)}
@@ -402,19 +402,19 @@ class TestProblems:
         assert str(path) in problem
         assert "\n" not in problem
 
-    def test_a_fault_of_yaml_is_told_with_its_line_and_column(self, write):
+    def test_yaml_fault_is_reported_with_its_position(self, write):
         path = write("http: off\n\ngrpc: off: on\n")
         assert problems({}, {}, path) == [
             f"flag --config: {path}:3:10: mapping values are not allowed here"
         ]
 
-    def test_a_file_that_is_not_there_is_told_in_words(self, tmp_path):
+    def test_missing_file_is_reported_in_words(self, tmp_path):
         path = tmp_path / "none.yaml"
         assert problems({}, {}, path) == [
             f"flag --config: {str(path)!r}: No such file or directory"
         ]
 
-    def test_a_missing_file_names_what_named_it_beside_other_problems(self, tmp_path):
+    def test_missing_file_names_its_source(self, tmp_path):
         missing = str(tmp_path / "none.yaml")
         found = problems({"http": "x"}, {"ADAPTER_CONFIG": missing})
         assert found[0].startswith(f"environment ADAPTER_CONFIG: {missing!r}: ")
@@ -422,7 +422,7 @@ class TestProblems:
 
 
 class TestStores:
-    def test_an_endpoint_is_a_name_and_a_url_however_it_is_given(self, write):
+    def test_endpoint_is_a_name_and_url(self, write):
         file = write("endpoints: {team-a: {models: 's3://b/a'}, team-b: /srv/b}")
         named = ["team-a=s3://b/a", "team-b=/srv/b"]
         for loaded in (
@@ -447,7 +447,7 @@ class TestStores:
         assert rule in problem
 
 
-def test_preload_takes_keys_one_a_line_and_refuses_what_cannot_be_one():
+def test_preload_takes_one_key_a_line():
     environ = {"ADAPTER_PRELOAD": "a.tar.gz\nteam:a/b,c", "ADAPTER_MODEL_STORE": "s3://b"}
     loaded = load(environ=environ)
     assert loaded.settings.preload == ("a.tar.gz", "team:a/b,c")

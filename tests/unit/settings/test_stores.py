@@ -16,7 +16,7 @@ def problems(flags: dict[str, object], environ: dict[str, str] | None = None) ->
     return refused.value.problems
 
 
-def test_settings_that_need_a_store_are_refused_without_one_all_at_once():
+def test_store_settings_without_store_are_refused_together():
     flags = {"pin": ("a",), "preload": ("b",), "revalidate_seconds": 5, "idle_unload_seconds": 1}
     environ = {"ADAPTER_ON_DEMAND": "true", "ADAPTER_ENDPOINT_KEYS": "A env:S *", "S": "secret"}
     said = problems(flags, environ)
@@ -43,7 +43,7 @@ def test_what_is_switched_off_needs_no_store():
     assert load_settings({}, environ, None).warnings == []
 
 
-def test_what_is_of_no_use_without_a_store_is_a_warning(tmp_path):
+def test_useless_setting_without_store_is_warned_of(tmp_path):
     loaded = load_settings({"cache_dir": str(tmp_path)}, {}, None)
     assert loaded.warnings == ["cache_dir: has no effect without model_store or endpoints"]
 
@@ -73,7 +73,7 @@ def test_folder_that_cannot_be_read_is_warning(tmp_path, monkeypatch):
         ("file:models", "write file:///PATH"),
     ],
 )
-def test_a_url_that_names_no_store_is_refused_with_the_reason(url, why):
+def test_url_of_no_store_is_refused(url, why):
     (said,) = problems({"model_store": url})
     assert said.startswith(f"flag --model-store: {url!r}: ")
     assert why in said

@@ -40,7 +40,7 @@ def line_of(style="json", extra=None, message="model.loaded", args=(), **more) -
     return stream.getvalue()[:-1]
 
 
-def test_a_line_is_one_json_object_with_the_fields_merged_in():
+def test_log_line_is_one_json_object():
     fields = json.loads(line_of(extra={"model_id": "fraud", "bytes": 12, "seconds": 1.5}))
     time = fields.pop("time")
     assert fields == {
@@ -84,7 +84,7 @@ def test_a_lone_surrogate_is_escaped(style):
     assert line.isascii()
 
 
-def test_arguments_that_do_not_fit_do_not_lose_the_line():
+def test_unfitting_arguments_keep_the_line():
     assert json.loads(line_of(message="%d items", args=("many",)))["event"] == "%d items"
 
 
@@ -128,7 +128,7 @@ def test_auto_is_text_on_terminal_and_json_elsewhere(style, stream, is_json):
     assert out.getvalue().startswith("{") is is_json
 
 
-def test_the_level_counts_for_every_logger_and_access_lines_are_off():
+def test_level_counts_for_every_logger():
     out = io.StringIO()
     setup_logging("warning", "json", out)
     logging.getLogger("adapter").info("model.loaded")
@@ -166,7 +166,7 @@ TRITON = 'I1122 11:34:49.726474 17015 model_lifecycle.cc:839] "successfully load
         ("ends in blanks   ", "ends in blanks"),
     ],
 )
-def test_for_people_lines_of_triton_are_bare_and_without_its_stamp(line, shown):
+def test_tritons_lines_for_people_are_bare(line, shown):
     text = line_of("text", message="triton.log", extra={"line": line})
     assert text.split(" ", 1)[1] == f"info    triton | {shown}"
     assert json.loads(line_of("json", message="triton.log", extra={"line": line}))["line"] == line

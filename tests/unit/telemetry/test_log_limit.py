@@ -35,7 +35,7 @@ def admitted(limit: LogLimit, error: Exception, count: int) -> int:
     return sum(limit.admits(error, logging.INFO) for _ in range(count))
 
 
-def test_twenty_lines_a_second_are_admitted_and_the_others_summed_up(limit, later, caplog):
+def test_twenty_lines_a_second_are_admitted(limit, later, caplog):
     assert admitted(limit, NOT_FOUND, 25) == 20
     later.pass_by()
     (line,) = caplog.records
@@ -43,20 +43,20 @@ def test_twenty_lines_a_second_are_admitted_and_the_others_summed_up(limit, late
     assert said == ("request.failed_again", "INFO", "http", "ModelNotFound", 5)
 
 
-def test_while_there_are_more_each_second_has_one_line(limit, later, caplog):
+def test_each_busy_second_has_a_line(limit, later, caplog):
     for lines, count in ((20, 25), (1, 25), (1, 5), (20, 25)):
         assert admitted(limit, NOT_FOUND, count) == lines
         later.pass_by()
     assert [line.requests for line in caplog.records] == [5, 24, 4, 5]
 
 
-def test_nothing_is_summed_up_where_each_has_its_line(limit, later, caplog):
+def test_sum_is_omitted_where_nothing_is(limit, later, caplog):
     admitted(limit, NOT_FOUND, 20)
     later.pass_by()
     assert (caplog.records, later) == ([], [])
 
 
-def test_what_a_model_fails_with_has_lines_of_its_own(limit, later, caplog):
+def test_models_failure_has_its_own_lines(limit, later, caplog):
     assert admitted(limit, FAILED, 25) == 20
     assert admitted(limit, InferenceFailed("it raised", model_id="other"), 25) == 20
     later.pass_by()

@@ -84,7 +84,7 @@ def test_models_are_counted_by_state():
 
 
 @pytest.mark.parametrize("seconds", [120.5, 299, 359])
-def test_a_duration_of_minutes_has_a_bucket_that_is_not_infinite(seconds):
+def test_minutes_have_a_finite_bucket(seconds):
     """As long as an inference may take, and a load that SageMaker asked for."""
     metrics = Metrics()
     metrics.traffic.served("v2", "infer").count(200, seconds, seconds)
@@ -129,7 +129,7 @@ def test_last_trace_of_bucket_is_its_exemplar():
     )
 
 
-def test_a_kind_of_memory_that_nobody_knows_is_missing_and_not_zero():
+def test_unknown_memory_is_missing_not_zero():
     world = World()
     world.devices[HOST] = show_device(1000)
     found = scrape(world.metrics)
@@ -145,7 +145,7 @@ class Unrounded(float):
         raise AssertionError("a line was put together")
 
 
-def test_of_requests_nothing_is_put_together_for_the_log_above_debug(caplog):
+def test_requests_build_no_log_above_debug(caplog):
     served = Metrics().traffic.served("sagemaker", "invoke")
     caplog.set_level(logging.INFO)
     served.count(200, Unrounded(0.1), Unrounded(0.05), model_id="m")

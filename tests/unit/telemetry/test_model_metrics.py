@@ -75,7 +75,7 @@ def test_loading_model_shows_reservation_and_no_use():
     assert found["model_last_used_seconds"] == found["model_requests"] == {}
 
 
-def test_of_too_many_models_none_has_series_and_a_gauge_says_so():
+def test_too_many_models_have_no_series():
     world = World(most=2)
     records = [world.load(name) for name in ("a", "b", "c")]
     found = world.series()
@@ -114,7 +114,7 @@ HOSTILE = [
 @pytest.mark.parametrize(
     ("accept", "parse"), [("", plain), ("application/openmetrics-text", open_metrics)]
 )
-def test_a_label_is_the_models_name_whatever_it_is_made_of(accept, parse):
+def test_label_is_any_model_name(accept, parse):
     world, metrics = World(), Metrics()
     for name in HOSTILE:
         world.load(name)

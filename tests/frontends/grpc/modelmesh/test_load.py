@@ -77,7 +77,7 @@ class TestLoad:
         assert [str(error) for error in heard] == ["no good", "no good"]
         fakes.check()
 
-    async def test_a_load_that_came_by_another_listener_is_waited_for(self, fakes, front):
+    async def test_load_by_another_listener_is_waited_for(self, fakes, front):
         gate = fakes.calls.hold("load m")
         other = fakes.begin(fakes.load("m"))
         await gate.reached.wait()
@@ -87,7 +87,7 @@ class TestLoad:
         await asyncio.gather(other, waiting)
         assert fakes.calls.seen.count("load m") == 1
 
-    async def test_other_files_take_the_place_of_those_that_are_loaded(self, fakes, front):
+    async def test_other_files_replace_the_loaded_ones(self, fakes, front):
         await front.load("m", "/old")
         await front.load("m", "/new")
         fakes.check("m")
@@ -122,7 +122,7 @@ class TestLoad:
             ({"schema_path": "/m/_schema.json"}, ModelSource("/m", "keras", "/m/_schema.json")),
         ],
     )
-    async def test_the_source_is_the_keys_and_else_the_requests(self, fakes, front, key, source):
+    async def test_source_comes_from_key_then_request(self, fakes, front, key, source):
         request = pb.LoadModelRequest(
             modelId="m", modelPath="/m", modelType="keras", modelKey=json.dumps(key)
         )
@@ -133,9 +133,7 @@ class TestLoad:
         ("model_id", "path", "key"),
         [("", "/m", {}), ("m", "", {}), ("m", "/m", {"schema_path": 2})],
     )
-    async def test_what_cannot_be_meant_is_refused_before_anything_is_tried(
-        self, fakes, front, model_id, path, key
-    ):
+    async def test_senseless_load_is_refused_before_trying(self, fakes, front, model_id, path, key):
         with pytest.raises(InvalidRequest):
             await front.load(model_id, path, **key)
         assert fakes.list_acts() == []
@@ -143,7 +141,7 @@ class TestLoad:
 
 class TestConcurrency:
     @pytest.mark.slow
-    async def test_no_more_loads_run_at_once_than_were_advertised(self, fakes, tmp_path):
+    async def test_loads_at_once_stay_within_the_advertised(self, fakes, tmp_path):
         front = Front(fakes, tmp_path, load_concurrency=2)
         fakes.packages.declared |= {"/a": 1000, "/b": 1000, "/c": 1000}
         gates = {name: fakes.calls.hold(f"load {name}") for name in "abc"}
@@ -159,7 +157,7 @@ class TestConcurrency:
         await asyncio.gather(*loads)
         fakes.check("a", "b", "c")
 
-    async def test_a_load_that_is_cancelled_keeps_its_turn_until_it_ends(self, fakes, front):
+    async def test_cancelled_load_keeps_its_turn_until_ended(self, fakes, front):
         gate = fakes.calls.hold("load a")
         first = fakes.begin(front.load("a"))
         await gate.reached.wait()
@@ -194,9 +192,7 @@ class TestOutage:
         assert fakes.calls.seen.count("load m") == 2
         fakes.check()
 
-    async def test_loads_that_were_broken_off_together_are_done_again_one_by_one(
-        self, fakes, tmp_path
-    ):
+    async def test_broken_off_loads_are_repeated_one_by_one(self, fakes, tmp_path):
         """One of them may be what ended Triton; the others are not to end with it once more."""
         front = Front(fakes, tmp_path, load_concurrency=2)
         fakes.packages.declared |= {"/m": 1000, "/n": 1000}  # they go on side by side
@@ -219,20 +215,20 @@ class TestOutage:
         await asyncio.gather(*loads)
         fakes.check("m", "n")
 
-    async def test_an_unload_that_was_broken_off_is_done_again(self, fakes, front):
+    async def test_broken_off_unload_is_repeated(self, fakes, front):
         await front.load("m")
         fakes.calls.fail("unload m", CLOSED)
         await front.unload("m")
         fakes.check()
 
-    async def test_a_load_waits_no_longer_than_a_load_may_take(self, fakes, tmp_path):
+    async def test_load_waits_at_most_a_loads_time(self, fakes, tmp_path):
         front = Front(fakes, tmp_path, load_timeout_seconds="0.1")
         fakes.triton.live = False
         with pytest.raises(BackendUnavailable, match="did not come back in time"):
             await front.load("m")
         assert fakes.list_acts() == []
 
-    async def test_an_unload_of_what_is_not_loaded_waits_for_nobody(self, fakes, front):
+    async def test_unload_of_absent_model_waits_for_nobody(self, fakes, front):
         fakes.triton.live = False
         await front.unload("m")
 

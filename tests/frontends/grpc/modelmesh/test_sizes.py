@@ -35,13 +35,13 @@ class TestSizes:
         assert await front.load("m", disk_size_bytes=1000) == size
         assert await front.size("m") == size
 
-    async def test_size_is_told_when_a_lagging_sensor_shows_it(self, fakes, front):
+    async def test_size_is_reported_after_a_lagging_sensor(self, fakes, front):
         fakes.memory.lag = 1.0
         fakes.sizes["m"] = 700
         assert await front.load("m") == 0
         assert await front.size("m") == 700
 
-    async def test_a_model_that_is_not_loaded_has_no_size(self, front):
+    async def test_absent_model_has_no_size(self, front):
         with pytest.raises(ModelNotFound):
             await front.size("m")
 
@@ -98,15 +98,11 @@ class TestCapacity:
     async def told(self, fakes: ControlOnFakes, tmp_path, **settings: object) -> int:
         return (await Front(fakes, tmp_path, **settings).status()).capacityInBytes
 
-    async def test_growth_of_the_baseline_and_one_landing_load_are_kept_back(
-        self, open_fakes, tmp_path
-    ):
+    async def test_baseline_growth_and_one_load_are_kept_back(self, open_fakes, tmp_path):
         fakes = await open_fakes(limit=1000 * MIB, headroom_bytes=50 * MIB)
         assert await self.told(fakes, tmp_path) == (1000 - 50 - 100 - 100) * MIB
 
-    async def test_the_largest_model_that_was_measured_must_be_able_to_land(
-        self, open_fakes, tmp_path
-    ):
+    async def test_largest_measured_model_must_fit(self, open_fakes, tmp_path):
         fakes = await open_fakes(limit=1000 * MIB)
         fakes.sizes |= {"m": 150 * MIB, "n": 30 * MIB}
         for name in ("m", "n"):
@@ -116,7 +112,7 @@ class TestCapacity:
         await fakes.load("l")
         assert await self.told(fakes, tmp_path) == (1000 - 100 - 250) * MIB
 
-    async def test_of_a_gpu_half_a_gibibyte_is_kept_for_its_context(self, open_fakes, tmp_path):
+    async def test_gpu_keeps_half_a_gib_for_its_context(self, open_fakes, tmp_path):
         fakes = await open_fakes(limit=4096 * MIB, device=Device("GPU-0"))
         assert await self.told(fakes, tmp_path) == 4096 * MIB - 512 * MIB - 4096 * MIB // 10
 
@@ -125,6 +121,6 @@ class TestCapacity:
         fakes = await open_fakes(limit=limit)
         assert await self.told(fakes, tmp_path, modelmesh_capacity="500MiB") == 500 * MIB
 
-    async def test_where_nothing_is_measured_the_ledger_can_grant_all(self, open_fakes, tmp_path):
+    async def test_unmeasured_memory_can_all_be_granted(self, open_fakes, tmp_path):
         fakes = await open_fakes(memory_limit=1000 * MIB)
         assert await self.told(fakes, tmp_path) == 1000 * MIB

@@ -45,9 +45,7 @@ class TestStatus:
             )
         }
 
-    async def test_a_mesh_that_asks_loads_again_itself_what_triton_loses(
-        self, open_fakes, tmp_path
-    ):
+    async def test_reload_after_exit_is_left_to_mesh(self, open_fakes, tmp_path):
         fakes = await open_fakes(limit=10**9, on_exit=None)
         front = Front(fakes, tmp_path)
         assert fakes.parts.status.on_exit is OnExit.RELOAD
@@ -64,16 +62,14 @@ class TestStatus:
         front.is_ready = False
         assert (await front.status()).status == STARTING
 
-    async def test_a_load_that_waits_for_its_turn_is_never_begun(self, fakes, front):
+    async def test_load_awaiting_its_turn_never_begins(self, fakes, front):
         load = fakes.begin(front.load("m"))
         assert (await front.status()).status == READY
         with pytest.raises(ModelNotFound, match="waited to begin"):
             await load
         fakes.check()
 
-    async def test_another_listeners_load_is_ended_and_undone_before_it_is_ready(
-        self, fakes, front
-    ):
+    async def test_other_listeners_load_is_undone_before_readiness(self, fakes, front):
         gate = fakes.calls.hold("load m")
         load = fakes.begin(fakes.load("m"))
         await gate.reached.wait()
@@ -85,7 +81,7 @@ class TestStatus:
             await load
         fakes.check()
 
-    async def test_an_unload_that_fails_is_tried_again_the_next_time(self, fakes, front, caplog):
+    async def test_failed_unload_is_tried_again(self, fakes, front, caplog):
         await front.load("m")
         fakes.calls.fail("unload m", BackendTimeout("not now"))
         assert (await front.status()).status == STARTING
@@ -114,9 +110,7 @@ class TestStatus:
         with pytest.raises(BackendError, match="CONTAINER_MEM_REQ_BYTES"):
             await front.status()
 
-    async def test_memory_with_which_no_mesh_starts_is_told_with_the_reason(
-        self, open_fakes, tmp_path
-    ):
+    async def test_memory_too_small_for_a_mesh_is_explained(self, open_fakes, tmp_path):
         front = Front(await open_fakes(limit=10**6), tmp_path)
         with pytest.raises(BackendError, match="ModelMesh does not start below"):
             await front.status()

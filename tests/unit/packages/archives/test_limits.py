@@ -43,7 +43,7 @@ def test_entries_are_counted_with_folders_that_paths_name(refused, name):
     assert "'e': the archive holds more than 4 entries" in text
 
 
-def test_a_zip_of_too_many_entries_is_refused_from_its_directory(refused):
+def test_zip_of_too_many_entries_is_refused(refused):
     data = PACKERS["m.zip"]([f"a{number}" for number in range(5)], 10_000)
     limits = Limits(max_entries=4, max_unpacked_bytes=10)  # nothing of it is unpacked
     text = refused(data, "m.zip", limits)
