@@ -465,7 +465,8 @@ class Disk:
             reason = f"{needed} in all, and {self._describe_limit()}"
         elif size_bytes + staying_bytes > self.limit_bytes:
             staying = format_size(staying_bytes)
-            reason = f"{needed} in all, and of {self._name_limit()}, {staying} never leave"
+            cause = "as their models are pinned or were loaded explicitly"
+            reason = f"{needed} in all, and of {self._name_limit()}, {staying} never leave, {cause}"
         elif self.used_bytes + size_bytes - reservation.size_bytes > self.limit_bytes:
             reason = f"{needed} in all{still}, and of {self._name_limit()}, {use}"
         else:

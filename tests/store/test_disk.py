@@ -159,7 +159,7 @@ async def test_nothing_is_evicted_in_vain(models, open_cache):
     cache = await open_cache(models, limit_bytes=int(2.5 * _MIB))
     await cache.fetch_and_release("0")
     cache.models = Pinned()
-    with pytest.raises(NoRoom, match=r"2\.0 MiB never leave"):
+    with pytest.raises(NoRoom, match=r"2\.0 MiB never leave, as their models are pinned"):
         await cache.fetch("2")
     assert on_disk(cache) == {"0"}
 
