@@ -195,12 +195,18 @@ def format_devices(memory: State) -> list[str]:
     devices = memory["devices"]
     if not devices:
         return [NOT_MEASURED]
-    rows = [["DEVICE", "USED", "FREE", "LIMIT", "NOT ATTRIBUTED"]]
+    columns = {
+        "USED": "used_bytes",
+        "FREE": "free_bytes",
+        "RESERVE": "memory_reserve_bytes",
+        "LIMIT": "limit_bytes",
+        "NOT ATTRIBUTED": "not_attributed_bytes",
+    }
+    rows = [["DEVICE", *columns]]
     for name, device in devices.items():
-        figures = ("used_bytes", "free_bytes", "limit_bytes", "not_attributed_bytes")
-        sizes = [device[figure] for figure in figures]
+        sizes = [device[figure] for figure in columns.values()]
         rows.append([name, *("-" if size is None else format_size(size) for size in sizes)])
-    title, *lines = format_columns(rows, frozenset({1, 2, 3, 4}))
+    title, *lines = format_columns(rows, frozenset(range(1, len(rows[0]))))
     return [add_colour(title, BOLD), *lines]
 
 

@@ -48,21 +48,28 @@ def test_view_is_cut_to_lines_of_terminal():
 
 
 def device(**figures):
-    names = ("limit_bytes", "used_bytes", "free_bytes", "not_attributed_bytes")
+    names = (
+        "limit_bytes",
+        "used_bytes",
+        "free_bytes",
+        "memory_reserve_bytes",
+        "not_attributed_bytes",
+    )
     return {**dict.fromkeys(names, 0), **figures}
 
 
 def test_ps_shows_a_row_for_each_device():
     first = device(
-        limit_bytes=4 * 2**20,
+        limit_bytes=9 * 2**20,
         used_bytes=3 * 2**20,
         free_bytes=2**20,
+        memory_reserve_bytes=5 * 2**20,
         not_attributed_bytes=2 * 2**20,
     )
     head, *lines = format_devices({"devices": {"GPU-1": first, "GPU-2": device()}})
-    assert head.split() == ["DEVICE", "USED", "FREE", "LIMIT", "NOT", "ATTRIBUTED"]
+    assert head.split() == ["DEVICE", "USED", "FREE", "RESERVE", "LIMIT", "NOT", "ATTRIBUTED"]
     assert [line.split()[0] for line in lines] == ["GPU-1", "GPU-2"]
-    assert lines[0].split()[1:] == ["3.0", "MiB", "1.0", "MiB", "4.0", "MiB", "2.0", "MiB"]
+    assert lines[0].split()[1::2] == ["3.0", "1.0", "5.0", "9.0", "2.0"]
 
 
 def test_ps_names_memory_limit_without_device():
@@ -73,7 +80,7 @@ def test_ps_names_memory_limit_without_device():
 def test_ps_shows_a_dash_for_unknown_memory():
     unknown = device(used_bytes=None, free_bytes=None, not_attributed_bytes=None, limit_bytes=10)
     [_, line] = format_devices({"devices": {"host": unknown}})
-    assert line.split() == ["host", "-", "-", "10", "bytes", "-"]
+    assert line.split() == ["host", "-", "-", "0", "bytes", "10", "bytes", "-"]
 
 
 # -- models -------------------------------------------------------------------------------------
