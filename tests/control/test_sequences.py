@@ -675,6 +675,25 @@ async def test_idle_models_make_room_for_an_inference():
 
 
 @played
+async def test_inference_evicts_no_model_of_other_callers():
+    """What a model says of its memory costs nobody else a model that he uses."""
+    scripts = {"b@1": Script(300), "c@1": Script(200, request_runs_out=True)}
+    async with Stage(scripts) as stage:
+        on_demand = stage.control.on_demand
+        lease, _ = await on_demand.wait_for_lease(B, on_demand.key_of("b"), "bob")
+        with lease:
+            pass
+        lease, _ = await on_demand.wait_for_lease(C, on_demand.key_of("c"), "alice")
+        lease.begin()
+        with pytest.raises(OutOfMemory) as caught:
+            await stage.triton.infer(lease.record)
+        judged = await lease.judge(caught.value)
+        lease.end(judged)
+        assert not await on_demand.make_room(judged)
+        stage.check(B, C)
+
+
+@played
 async def test_vanished_model_stays_away_without_setting():
     """Somebody may have unloaded it on purpose, past the adapter."""
     async with Stage({"a": Script()}, on_exit=None) as stage:
