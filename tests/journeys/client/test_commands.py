@@ -169,8 +169,8 @@ def test_ps_shows_device_memory_above_models(command):
     code, out, _ = command("ps")
     head, row, blank, models, *_ = out.splitlines()
     assert (code, blank) == (0, "")
-    assert head.split() == ["DEVICE", "USED", "FREE", "LIMIT", "NOT", "ATTRIBUTED"]
-    device, used, free, limit, _ = re.split(r" {2,}", row)
+    assert head.split() == ["DEVICE", "USED", "FREE", "RESERVE", "LIMIT", "NOT", "ATTRIBUTED"]
+    device, used, free, _, limit, _ = re.split(r" {2,}", row)
     assert (device, limit) == ("host", "1.0 GiB")
     assert used.endswith("MiB")
     assert free.endswith("MiB")
