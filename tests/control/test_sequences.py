@@ -676,7 +676,7 @@ async def test_idle_models_make_room_for_an_inference():
 
 @played
 async def test_inference_evicts_no_model_of_other_callers():
-    """What a model says of its memory costs nobody else a model that he uses."""
+    """A text about memory costs nobody else a model that he uses."""
     scripts = {"b@1": Script(300), "c@1": Script(200, request_runs_out=True)}
     async with Stage(scripts) as stage:
         on_demand = stage.control.on_demand
