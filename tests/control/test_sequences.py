@@ -38,6 +38,7 @@ from adapter.errors import (
     NoRoom,
     OutOfMemory,
     StubDied,
+    TooManyWaiting,
     UnloadedMeanwhile,
 )
 from tests.control.fakes import GPU, MIB, OTHER_GPU, Script
@@ -958,6 +959,27 @@ async def test_load_by_name_takes_no_callers_place():
         assert await stage.call(C) == "c@1"
         assert await stage.call(A) == "a@1"
         await asyncio.gather(*loads)
+
+
+@played
+async def test_caller_takes_half_of_the_places_at_most():
+    settings = StoreSettings(max_waiting=4, max_waiting_for_one=4)
+    scripts = {f"{name}@1": Script(load_seconds=5) for name in "abc"}
+    async with Stage(scripts, stores=settings) as stage:
+        on_demand = stage.control.on_demand
+
+        async def call(model_id, caller):
+            key = on_demand.key_of(model_id)
+            lease, _ = await on_demand.wait_for_lease(model_id, key, caller)
+            with lease:
+                pass
+
+        waiting = [asyncio.create_task(call(model_id, "alice")) for model_id in (A, B)]
+        await asyncio.sleep(1)
+        with pytest.raises(TooManyWaiting):
+            await call(C, "alice")
+        await call(C, "bob")
+        await asyncio.gather(*waiting)
 
 
 @played
