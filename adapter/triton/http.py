@@ -286,7 +286,7 @@ class HttpCall:
 
         The caller gets the error that says so; the rest of the answer is read and dropped.
         """
-        assert self._answers is not None  # noqa: S101 - it is a stream
+        assert self._answers is not None  # noqa: S101 - a stream has its answers
         self._connection.leave(self, self._hold)
         self._error = self._error or self._answers.error
         self._news.set()

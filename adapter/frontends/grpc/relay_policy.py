@@ -223,7 +223,7 @@ class RelayPolicy:
             await self._wait_for_lease(model_id, self._load_wait_seconds)
         except AdapterError as error:
             return error
-        except Exception as bug:  # noqa: BLE001 - it is logged, and the client answered
+        except Exception as bug:  # noqa: BLE001 - a bug is logged, and its caller answered
             return InferenceFailed(self.calls.status_of(_METHOD, bug)[1])
         return None
 
@@ -337,7 +337,7 @@ class _DirectCall(CountedRequest):
         """
         try:
             error = await self._judge(_convert_relay_error(error))
-        except Exception as bug:  # noqa: BLE001 - it is logged, and the client answered
+        except Exception as bug:  # noqa: BLE001 - a bug is logged, and its caller answered
             error = bug
         if is_over:
             replaced = self._lease.end(error)

@@ -399,7 +399,7 @@ class Connection:
             self.step()
             if self._untaken > _UNTAKEN_BYTES and not self.is_whole:
                 self.pause(_UNTAKEN)  # the coroutine has not taken it
-        except Exception as error:  # noqa: BLE001 - all of them
+        except Exception as error:  # noqa: BLE001 - any error ends this connection alone
             self._end_after(error)
 
     def _put_off(self, data: bytes, *, is_older: bool = False) -> bool:
@@ -448,7 +448,7 @@ class Connection:
             elif self.state == _HEAD and self.ahead.strip(_LINE_BREAKS):
                 self.refuse_head("the head of the request broke off")
             self.step()
-        except Exception as error:  # noqa: BLE001 - all of them
+        except Exception as error:  # noqa: BLE001 - any error ends this connection alone
             self._end_after(error)
         return self.state in {_HEAD, _REQUEST} or (self.state == _IDLE and bool(self.ahead))
 
@@ -462,7 +462,7 @@ class Connection:
             self._read_late()
             self._take_ahead()
             self._forget_body()
-        except Exception as error:  # noqa: BLE001 - all of them
+        except Exception as error:  # noqa: BLE001 - any error ends this connection alone
             self._end_after(error)
         self._listener.remove(self)
 
@@ -867,7 +867,7 @@ class Connection:
                 self._check_body(now)
             else:
                 self._check_waiting(now - self._since)
-        except Exception as error:  # noqa: BLE001 - all of them
+        except Exception as error:  # noqa: BLE001 - any error ends this connection alone
             self._end_after(error)
 
     def _check_waiting(self, seconds: float) -> None:

@@ -321,7 +321,7 @@ class Inference:
     def _answer_at_once(self, body: bytes) -> None:
         """Answer with a body that came whole, and goes to the client as it is."""
         upstream = self._exchange.upstream
-        assert upstream is not None  # noqa: S101 - it has just answered
+        assert upstream is not None  # noqa: S101 - Triton has just answered
         head = self._begin_answer(upstream.headers, len(body))
         self._request.status = _OK
         if len(body) <= JOINED_BYTES:
@@ -333,7 +333,7 @@ class Inference:
         """Answer with a body that comes in pieces, or under the caller's name of the model."""
         exchange = self._exchange
         upstream = exchange.upstream
-        assert upstream is not None  # noqa: S101 - it has just answered
+        assert upstream is not None  # noqa: S101 - Triton has just answered
         if not record.is_renamed:
             await self._stream_answer(upstream)
             return

@@ -162,7 +162,7 @@ class Service:
                     more=refusal.logged,
                 )
             _write_refusal(request, refusal)
-        except Exception as another:  # noqa: BLE001 - it is logged, and the client cut off
+        except Exception as another:  # noqa: BLE001 - a bug is logged, and its client cut off
             self._report_bug(request, another)
             _abort(request)
 
