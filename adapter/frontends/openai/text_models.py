@@ -108,8 +108,10 @@ def read_rows(model: TextModel, count: int, body: bytes, json_bytes: int | None)
     begin = json_bytes
     end = len(body)
     if begin is None:
-        begin = body.find(_VALUES) + len(_VALUES)
-        end = body.find(b"]", begin)
+        found = body.find(_VALUES)
+        # an answer without numbers is JSON to its end
+        begin = end if found < 0 else found + len(_VALUES)
+        end = end if found < 0 else body.find(b"]", begin)
     width = _read_width(body[:begin] + body[end:], count, model.max_batch_size)
     values = body[begin:end]
     if json_bytes is None:

@@ -110,6 +110,18 @@ def test_raising_model_is_error_on_both_paths(client: Client):
         assert vectors(reply) == [vector_of("batches", "a text")]
 
 
+@pytest.mark.parametrize("text", ["no output", "no numbers"])
+@pytest.mark.parametrize("encoding", ["float", "base64"])
+def test_answer_without_rows_fails(client: Client, text, encoding):
+    """Triton answers without `data`, and without the length of its JSON where raw bytes lack."""
+    body = {"model": "batches", "input": [text, "other"], "encoding_format": encoding}
+    for _ in range(2):
+        reply = client.post("/v1/embeddings", body)
+        error = reply.json()["error"]
+        assert (reply.status, error["code"]) == (500, "InferenceFailed")
+        assert "one row of FP32 is needed for each" in error["message"]
+
+
 def test_unload_waits_for_model_whose_caller_left(
     adapter: RunningAdapter, client: Client, tmp_path: Path
 ):
