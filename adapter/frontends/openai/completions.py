@@ -80,7 +80,8 @@ async def _stream(
 async def _iterate_texts(events: AsyncIterator[bytes], output: str) -> AsyncIterator[str]:
     """Yield the pieces of a text that events of Triton have. Raises what the model reports."""
     async for event in events:
-        piece = json.loads(event.removeprefix(b"data:"))
+        # Triton has the bytes of the model in its JSON, of whatever encoding they are
+        piece = json.loads(event.removeprefix(b"data:").decode(errors="replace"))
         if "error" in piece:
             raise InferenceFailed(piece["error"])
         yield str(piece.get(output, ""))

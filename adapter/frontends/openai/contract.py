@@ -148,7 +148,8 @@ class OpenAI:
             body, _ = await _infer(
                 handled, *write_inference(model, texts, f'"classification":{count}')
             )
-            classes = [entry.split(":", 2) for entry in json.loads(body)["outputs"][0]["data"]]
+            found = json.loads(body.decode(errors="replace"))["outputs"][0]["data"]
+            classes = [entry.split(":", 2) for entry in found]
             self._labels[record] = {
                 int(number): "".join(label) or None for _, number, *label in classes
             }

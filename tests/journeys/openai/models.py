@@ -135,6 +135,13 @@ class TritonPythonModel:
             words = prompt.split()[: None if most is None else int(most.as_numpy()[0])]
             sender = request.get_response_sender()
             for word in words:
+                if word == "bytes":
+                    sender.send(
+                        pb_utils.InferenceResponse(
+                            [pb_utils.Tensor({text!r}, np.array([b"caf\\xe9 "], np.object_))]
+                        )
+                    )
+                    continue
                 if word == "fail":
                     error = pb_utils.TritonError("no such word")
                     sender.send(pb_utils.InferenceResponse([], error=error))
@@ -146,7 +153,9 @@ class TritonPythonModel:
 
 
 def write_completer(folder: Path, *, prompt: str = "text_input", text: str = "text_output") -> Path:
-    """It answers with the words of the prompt in capitals, one by one, and fails at `fail`."""
+    """It answers with the words of the prompt in capitals, one by one, and fails at `fail`. For
+    `bytes` it answers with a text of Latin-1.
+    """
     (folder / "1").mkdir(parents=True)
     (folder / "config.pbtxt").write_text(_COMPLETER.format(prompt=prompt, text=text))
     (folder / "1" / "model.py").write_text(_WORDS.format(prompt=prompt, text=text))

@@ -27,6 +27,17 @@ def test_classes_have_labels_of_package(client: Client, count):
         assert (body["object"], body["model"]) == ("list", "moods")
 
 
+def test_label_outside_utf8_gets_replacement_character(client: Client):
+    """Triton puts the bytes of the file into its JSON as they are."""
+    for _ in range(2):
+        reply = client.post("/v1/classify", {"model": "latin", "input": ["one", "one two"]})
+        assert reply.status == 200, reply.body
+        assert [item["label"] for item in reply.json()["data"]] == [
+            "caf\N{REPLACEMENT CHARACTER}",
+            "sad",
+        ]
+
+
 def test_class_without_labels_has_none(client: Client):
     reply = client.post("/v1/classify", {"model": "numbers", "input": ["one", "one two"]})
     items = reply.json()["data"]

@@ -49,6 +49,26 @@ def test_stream_has_event_for_each_answer(client: Client):
     assert len({piece["id"] for piece in pieces}) == 1
 
 
+def test_text_outside_utf8_gets_replacement_character(client: Client):
+    """Triton puts the bytes of a model into its JSON as they are."""
+    text = "caf\N{REPLACEMENT CHARACTER} TWO "
+    body = {"model": "words", "prompt": "bytes two"}
+    reply = client.post("/v1/completions", body)
+    assert reply.status == 200, reply.body
+    assert reply.json()["choices"][0]["text"] == text
+    pieces = events(client.post("/v1/completions", {**body, "stream": True}))
+    assert "".join(piece["choices"][0]["text"] for piece in pieces) == text
+
+
+def test_null_field_counts_as_absent(client: Client):
+    """OpenAI's API lets each of these be null."""
+    fields = ("max_tokens", "n", "suffix", "stop", "logprobs", "seed", "stream", "user")
+    body = {"model": "words", "prompt": "one two", **dict.fromkeys(fields)}
+    reply = client.post("/v1/completions", body)
+    assert reply.status == 200, reply.body
+    assert reply.json()["choices"][0]["text"] == "ONE TWO "
+
+
 def test_failure_before_first_answer_is_error(client: Client):
     """Answer with the status that V2's generate has for it."""
     for stream in (False, True):
