@@ -228,12 +228,13 @@ def _describe_model(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _parse_call(field: str, request: Request, raw: bytes) -> tuple[Body, Sequence[str]]:
-    """Return the JSON object of a call, and the texts in a field of it; note the model that it
-    names. Raises InvalidRequest.
+    """Return the JSON object of a call, without its nulls, which mean the same as no field, and
+    the texts in a field of it; note the model that it names. Raises InvalidRequest.
     """
     if "Content-Encoding" in request.headers:
         raise InvalidRequest("a body of this call must not be compressed")
-    body = json_object(raw, "the body")
+    given = json_object(raw, "the body")
+    body = {name: value for name, value in given.items() if value is not None}
     name = body.get("model")
     if not isinstance(name, str):
         raise InvalidRequest("model must be a string")
