@@ -4,10 +4,9 @@ import json
 import select
 import socket
 import struct
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -40,7 +39,7 @@ def model_names(client: Client) -> list[str]:
 
 def triton_index(adapter: RunningAdapter) -> dict[str, str]:
     """Name -> state, for what the raw Triton behind the adapter has or had."""
-    with closing(triton_client(adapter)) as raw:
+    with triton_client(adapter) as raw:
         index = raw.post("/v2/repository/index", {}).json()
     return {m["name"]: m.get("state", "") for m in index}
 
@@ -82,12 +81,10 @@ class Background:
         self._adapter = adapter
         self._pool = pool
 
-    def ask(self, call: Callable[[Client], Any]) -> "Future[tuple[Any, float]]":
-        """What `call` returned, and when (monotonic seconds)."""
-
-        def work() -> tuple[Any, float]:
-            with closing(self._adapter.client()) as client:
-                return call(client), time.monotonic()
+    def ask(self, call: Callable[[Client], Any]) -> "Future[Any]":
+        def work() -> Any:
+            with self._adapter.client() as client:
+                return call(client)
 
         return self._pool.submit(work)
 

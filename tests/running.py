@@ -10,14 +10,16 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
+from urllib.parse import quote
 
 from tests.constants import as_variable
 from tests.forked import Forked
+from tests.trees import infer_body
 
 EXAMPLES = Path(__file__).parent.parent / "examples" / "models"
 START_SECONDS = 100
@@ -35,15 +37,36 @@ class Reply:
     def json(self) -> Any:
         return json.loads(self.body)
 
+    @property
+    def error(self) -> str:
+        """The text of an error."""
+        return self.json()["error"]
+
+    @property
+    def code(self) -> str:
+        """The name of an error, such as `ModelNotFound`."""
+        return self.json()["code"]
+
+    @property
+    def data(self) -> list[Any]:
+        """The values of the first output of an inference."""
+        return self.json()["outputs"][0]["data"]
+
 
 @dataclass
 class Client:
-    """One kept HTTP connection; bodies that are no bytes go as JSON."""
+    """One kept HTTP connection, closed by `with`; bodies that are no bytes go as JSON."""
 
     address: str
     timeout: float = 100
     headers: Mapping[str, str] = field(default_factory=dict)  # of each request
     _connection: http.client.HTTPConnection | None = field(default=None, repr=False)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def request(
         self,
@@ -75,6 +98,15 @@ class Client:
 
     def load(self, model_name: str, url: str | Path) -> Reply:
         return self.post("/models", {"model_name": model_name, "url": str(url)})
+
+    def unload(self, model_name: str) -> Reply:
+        return self.delete(f"/models/{quote(model_name, safe='')}")
+
+    def invoke(self, model_name: str, *values: float) -> Reply:
+        """Send values, 1.0 unless there are others, to a model of tests.trees."""
+        return self.post(
+            f"/models/{quote(model_name, safe='')}/invoke", infer_body(*values or (1.0,))
+        )
 
     def close(self) -> None:
         if self._connection is not None:
@@ -218,11 +250,8 @@ class RunningAdapter:
         return Client(self.http, timeout)
 
     def state(self) -> dict[str, Any]:
-        client = Client(self.admin)
-        try:
+        with Client(self.admin) as client:
             return client.get("/debug/state").json()
-        finally:
-            client.close()
 
     def models(self) -> dict[str, dict[str, Any]]:
         """Return what /debug/state says of each model, by its name."""
@@ -282,14 +311,13 @@ def unload_all(adapter: RunningAdapter) -> None:
 
 
 def _unload(adapter: RunningAdapter, model_id: str) -> None:
-    path = "/models/" + "".join(f"%{byte:02X}" for byte in model_id.encode())
-    with closing(adapter.client()) as client:
-        wait_until(partial(_is_gone, client, path), 60, f"{model_id} is unloaded")
+    with adapter.client() as client:
+        wait_until(partial(_is_gone, client, model_id), 60, f"{model_id} is unloaded")
 
 
-def _is_gone(client: Client, path: str) -> bool:
+def _is_gone(client: Client, model_id: str) -> bool:
     """False while Triton comes back after a test that ended it: 503 until its models are known."""
-    status = client.delete(path).status
+    status = client.unload(model_id).status
     assert status in {200, 404, 503}, status
     return status != 503
 

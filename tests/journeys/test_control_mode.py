@@ -4,7 +4,7 @@ import shutil
 import signal
 import tempfile
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -47,7 +47,7 @@ def adapter_beside(elsewhere: Elsewhere) -> Iterator[RunningAdapter]:
 
 
 def ask(address: str, method: str, path: str, body: object = None) -> Reply:
-    with closing(Client(address)) as client:
+    with Client(address) as client:
         return client.request(method, path, body)
 
 
@@ -79,8 +79,8 @@ def test_ready_and_load_name_the_missing_option(elsewhere, mode):
         wait_for_advice(adapter)
         assert ADVICE in adapter.wait_for("triton.not_explicit")["reason"]
         reply = load(adapter, "m")
-        assert (reply.status, reply.json()["code"]) == (503, "BackendUnavailable")
-        assert ADVICE in reply.json()["error"]
+        assert (reply.status, reply.code) == (503, "BackendUnavailable")
+        assert ADVICE in reply.error
         assert adapter.state()["models"] == []
 
 

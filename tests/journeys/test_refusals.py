@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -70,7 +70,7 @@ def adapter(models: Models) -> Iterator[RunningAdapter]:
     with (
         models.served("cache") as adapter,
         ThreadPoolExecutor(1) as pool,
-        closing(adapter.client()) as client,
+        adapter.client() as client,
     ):
         assert client.load("greedy", models.root / "greedy").status == 200
         # beside another model no failure means that greedy is too large
@@ -85,7 +85,7 @@ def adapter(models: Models) -> Iterator[RunningAdapter]:
 @pytest.fixture(scope="module")
 def drained(models: Models) -> Iterator[RunningAdapter]:
     with models.served("drained") as adapter:
-        with closing(Client(adapter.admin)) as admin:
+        with Client(adapter.admin) as admin:
             admin.post("/drain?timeout=0")
         yield adapter
 
@@ -97,7 +97,7 @@ def http(method: str, path: str, **headers: str) -> Callable[..., Answer]:
         fields = {key.replace("_", "-"): value.format(name) for key, value in headers.items()}
         if path == "/models":
             body = {"model_name": name, "url": str(root / name)}
-        with closing(adapter.client()) as client:
+        with adapter.client() as client:
             reply = client.request(method, path.format(name), body or infer_body(1.0), fields)
         found = reply.json()
         if original := found.get("OriginalStatusCode"):

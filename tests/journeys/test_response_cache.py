@@ -1,7 +1,6 @@
 """Triton's response cache: a model is never answered for by another that had its name before."""
 
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -74,7 +73,7 @@ def caching(shared_caching: RunningAdapter) -> Iterator[RunningAdapter]:
 
 @pytest.fixture
 def repository(caching: RunningAdapter) -> Iterator[Repository]:
-    with closing(caching.client()) as client:
+    with caching.client() as client:
         yield Repository(client)
 
 
@@ -97,7 +96,7 @@ def test_loaded_again_by_post_models(repository, caching_root):
         package = write_factor(caching_root / f"posted{factor}", factor)
         assert repository.client.load("posted", package).status == 200
         assert repository.infer("posted", 1.0) == [factor]
-        assert repository.client.delete("/models/posted").status == 200
+        assert repository.client.unload("posted").status == 200
 
 
 def test_requests_config_may_ask_for_the_cache(repository, caching_root):
@@ -117,7 +116,7 @@ def test_steps_of_an_ensemble_are_cached_apart(repository, caching_root):
         (package / "entry" / "config.pbtxt").write_text(ENSEMBLE)
         assert repository.client.load("steps", package).status == 200
         assert repository.infer("steps", 1.0) == [factor]
-        assert repository.client.delete("/models/steps").status == 200
+        assert repository.client.unload("steps").status == 200
 
 
 def test_helper_called_by_its_name_is_not_cached(repository, caching, caching_root):
@@ -128,7 +127,7 @@ def test_helper_called_by_its_name_is_not_cached(repository, caching, caching_ro
         write_python_model(package / "entry", answer=CALLING)
         assert repository.client.load("helped", package).status == 200
         assert repository.infer("helped", 1.0) == [factor]
-        assert repository.client.delete("/models/helped").status == 200
+        assert repository.client.unload("helped").status == 200
     warned = caching.wait_for("model.package_odd", model_id="helped")
     assert "response_cache is off" in warned["warnings"][0]
 
@@ -140,12 +139,12 @@ def test_old_version_never_answers_for_the_new(repository, store):
         path = "/endpoints/any/invocations"
         reply = repository.client.post(path, infer_body(1.0), target)
         assert reply.status == 200, reply.body
-        return reply.json()["outputs"][0]["data"][0]
+        return reply.data[0]
 
     for factor in (2, 3, 4):
         write_factor(store / "renewed", factor)
         wait_until(lambda: answer() == factor, 30, f"version {factor} answers")  # noqa: B023
-    assert repository.client.delete("/models/renewed").status == 200
+    assert repository.client.unload("renewed").status == 200
     write_factor(store / "renewed", 5)
     assert answer() == 5
 
@@ -169,17 +168,17 @@ def test_cached_model_has_its_callers_name(repository, caching, caching_root):
     assert failure["model_name"] == "named"
     assert [each for each in (text, failure["error"]) if "ta.c." in each] == []
     write_python_model(caching_root / "named", initialize="raise ValueError", config=CACHED)
-    assert "ta.c." not in repository.load("named").json()["error"]
+    assert "ta.c." not in repository.load("named").error
 
 
 def test_exchange_is_seen_behind_an_external_triton(caching, caching_root):
     adapter = uploading_adapter(caching, caching_root)
-    with closing(adapter.client()) as client:
+    with adapter.client() as client:
         for factor in (2, 3):
             package = write_factor(caching_root / f"uploaded{factor}", factor)
             assert client.load("uploaded", package).status == 200
             assert Repository(client).infer("uploaded", 1.0) == [factor]
-            assert client.delete("/models/uploaded").status == 200
+            assert client.unload("uploaded").status == 200
     assert adapter.stop() == 0, adapter.errors
 
 
@@ -188,8 +187,8 @@ def test_unloaded_names_leave_nothing_in_triton(repository, caching, caching_roo
     package = write_factor(caching_root / "often", 2)
     for _ in range(3):
         assert repository.client.load("often", package).status == 200
-        assert repository.client.delete("/models/often").status == 200
-    with closing(triton_client(caching)) as raw:
+        assert repository.client.unload("often").status == 200
+    with triton_client(caching) as raw:
         index = raw.post("/v2/repository/index", {}).json()
     assert [each["name"] for each in index if each["name"].startswith("ta.c.")] == []
     assert [path for path in caching.repository.iterdir() if path.name.startswith("ta.")] == []

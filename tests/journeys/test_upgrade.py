@@ -19,7 +19,6 @@ from tests.journeys.memory.models import MIB, check_agreement, write_eater
 from tests.ports import free_ports
 from tests.processes import beside
 from tests.running import EMBEDDED, Client, RunningAdapter, embedded_adapter, wait_until
-from tests.trees import infer_body
 
 pytestmark = pytest.mark.triton
 
@@ -49,10 +48,10 @@ def _asking(address: str, name: str) -> Iterator[Counter[str]]:
     def ask() -> None:
         while not is_over.is_set():
             try:
-                with closing(Client(address)) as client:
+                with Client(address) as client:
                     while not is_over.is_set():
-                        reply = client.post(f"/models/{name}/invoke", infer_body(2.5))
-                        right = reply.status == 200 and reply.json()["outputs"][0]["data"] == [2.5]
+                        reply = client.invoke(name, 2.5)
+                        right = reply.status == 200 and reply.data == [2.5]
                         answers["right" if right else f"{reply.status} {reply.body!r}"] += 1
                         if reply.status != 200:
                             break
@@ -76,7 +75,7 @@ def test_external_tritons_models_outlive_the_adapter(previous: dict[str, str], t
     with (
         embedded_adapter() as triton,
         beside(triton, *flags, environ=previous) as old,
-        closing(old.client()) as client,
+        old.client() as client,
     ):
         assert client.load("m", package).status == 200
         with _asking(f"127.0.0.1:{port}", "m") as answers:

@@ -43,7 +43,7 @@ def test_model_finds_no_secret_in_any_environment(tmp_path: Path) -> None:
         caller = client_of(adapter.http, **keys)
         with closing(caller):
             assert invoke(caller, "spy")["Body"].read()
-        with closing(adapter.client()) as client:
+        with adapter.client() as client:
             bearer = {"Authorization": f"Bearer {TOKEN}"}
             body = {"model_name": "spy2", "url": str(tmp_path / "store" / "spy")}
             assert client.post("/models", body, bearer).status == 200

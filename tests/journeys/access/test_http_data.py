@@ -1,7 +1,6 @@
 """`http_data` infers, and tells what health and metadata tell; all else is refused there."""
 
 from collections.abc import Iterator
-from contextlib import closing
 
 import pytest
 
@@ -69,20 +68,20 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningAdapter
     flags = (f"--model-roots={root}", "--http-data=127.0.0.1:0")
     opened = {"ADAPTER_PASSTHROUGH": "shared_memory,trace,log"}
     with embedded_adapter(*flags, COMPLETE, environ=opened) as adapter:
-        with closing(adapter.client()) as client:
+        with adapter.client() as client:
             assert client.load(NAME, package).status == 200
         yield adapter
 
 
 @pytest.fixture
 def data(running: RunningAdapter) -> Iterator[Client]:
-    with closing(Client(running.listeners["http_data"])) as client:
+    with Client(running.listeners["http_data"]) as client:
         yield client
 
 
 @rows(("method", "path", "body"), SERVED)
 def test_inference_health_and_metadata_are_as_at_http(running, data, method, path, body):
-    with closing(running.client()) as client:
+    with running.client() as client:
         expected = client.request(method, path, body)
     found = data.request(method, path, body)
 
@@ -93,7 +92,7 @@ def test_inference_health_and_metadata_are_as_at_http(running, data, method, pat
 
 @rows(("method", "path"), REFUSED)
 def test_other_calls_are_403_whatever_the_model(running, data, method, path):
-    with closing(running.client()) as client:
+    with running.client() as client:
         known = client.request("OPTIONS", path)
     assert known.status == 405, "no route of the listener http"
 
@@ -120,11 +119,11 @@ def test_listed_extensions_are_served(data):
 
 def test_its_refusals_and_connections_bear_its_name(running, data):
     def refused() -> None:
-        assert data.delete("/models/of-the-log").status == 403
+        assert data.unload("of-the-log").status == 403
 
     line = running.line_of(refused, "request.failed", model_id="of-the-log")
     assert (line["listener"], line["status"]) == ("http_data", 403)
-    with closing(Client(running.admin)) as admin:
+    with Client(running.admin) as admin:
         page = admin.get("/metrics").body.decode()
     assert 'triton_adapter_connections{listener="http_data"} 1.0' in page
 
@@ -134,6 +133,6 @@ def test_shared_address_is_one_listener_for_all():
     place = f"127.0.0.1:{port}"
     with embedded_adapter(f"--http={place}", f"--http-data={place}") as adapter:
         assert "http_data" not in adapter.listeners
-        with closing(adapter.client()) as client:
+        with adapter.client() as client:
             assert client.load("m", EXAMPLES / "identity").status == 200
         unload_all(adapter)

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterator
-from contextlib import closing
 
 import pytest
 from tritonclient.grpc import service_pb2 as pb
@@ -35,11 +34,11 @@ def adapter(running: RunningAdapter) -> Iterator[RunningAdapter]:
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("config", [{"config": json.dumps(CONFIG)}, {}])
 def test_files_over_rest_are_403_with_a_reason(adapter, name, config):
-    with closing(adapter.client()) as client:
+    with adapter.client() as client:
         reply = Repository(client).load(name, **config, **{"file:1/model.py": "cHJpbnQoKQ=="})
 
-    assert (reply.status, reply.json()["code"]) == (403, "InlineFilesOff")
-    assert "inline_files is off" in reply.json()["error"]
+    assert (reply.status, reply.code) == (403, "InlineFilesOff")
+    assert "inline_files is off" in reply.error
     assert adapter.state()["models"] == []
 
 
@@ -57,7 +56,7 @@ def test_files_over_grpc_are_permission_denied(adapter, name):
 
 
 def test_callers_files_do_not_replace_loaded_models(adapter):
-    with closing(adapter.client()) as client:
+    with adapter.client() as client:
         repository = Repository(client)
         assert repository.load("echo").status == 200
         assert repository.load_files("echo", {"1/model.py": b"print()"}).status == 403
@@ -65,7 +64,7 @@ def test_callers_files_do_not_replace_loaded_models(adapter):
 
 
 def test_folders_load_as_ever_and_with_another_configuration(adapter):
-    with closing(adapter.client()) as client:
+    with adapter.client() as client:
         repository = Repository(client)
         assert repository.load("echo", config=json.dumps(CONFIG)).status == 200
         assert repository.infer("echo", 1.0) == [1.0]

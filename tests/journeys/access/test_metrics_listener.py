@@ -4,7 +4,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import closing
 
 import pytest
 
@@ -30,7 +29,7 @@ def running() -> Iterator[RunningAdapter]:
 
 
 def test_metrics_listener_has_only_metrics_and_probes(running):
-    with closing(Client(running.listeners["metrics"])) as metrics:
+    with Client(running.listeners["metrics"]) as metrics:
         assert [metrics.get(path).status for path in PROBES] == [200] * len(PROBES)
         assert "triton_adapter_ready 1.0" in metrics.get("/metrics").body.decode()
         for method, path in OPERATORS:
@@ -39,7 +38,7 @@ def test_metrics_listener_has_only_metrics_and_probes(running):
 
 
 def test_metrics_leave_admin_for_their_listener(running):
-    with closing(Client(running.admin)) as admin:
+    with Client(running.admin) as admin:
         assert [admin.get(path).status for path in PROBES] == [404] * len(PROBES)
         assert admin.get("/debug/state").status == 200
 
@@ -69,7 +68,7 @@ def test_shared_address_is_one_listener_with_all():
     place = f"127.0.0.1:{port}"
     with (
         embedded_adapter(f"--admin={place}", f"--metrics={place}") as running,
-        closing(Client(running.admin)) as admin,
+        Client(running.admin) as admin,
     ):
         assert "metrics" not in running.listeners
         assert [admin.get(path).status for path in PROBES] == [200] * len(PROBES)

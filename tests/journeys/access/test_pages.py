@@ -1,7 +1,6 @@
 """Pages in a browser at listeners of all addresses, as compose and a port-forward reach them."""
 
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -46,7 +45,7 @@ def published(root: Path) -> Iterator[RunningAdapter]:
     flags = [f"--{name}=0.0.0.0:0" for name in listeners]
     flags += [f"--model-roots={root}", "--allowed-hosts=app.example"]
     with embedded_adapter(*flags) as adapter:
-        with closing(adapter.client()) as client:
+        with adapter.client() as client:
             assert client.load("echo", root / "echo").status == 200
         yield adapter
 
@@ -65,7 +64,7 @@ def ask(
     adapter: RunningAdapter, listener: str, method: str, path: str, headers: dict[str, str]
 ) -> tuple[int, str]:
     body = infer_body(1.0) if path.endswith(("infer", "invoke")) else None
-    with closing(Client(adapter.listeners[listener])) as client:
+    with Client(adapter.listeners[listener]) as client:
         reply = client.request(method, path, body, {"Content-Type": "text/plain", **headers})
         return reply.status, reply.body.decode()
 

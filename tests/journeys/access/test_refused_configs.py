@@ -3,7 +3,6 @@
 import json
 import tarfile
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from pathlib import Path
 
 import grpc
@@ -72,9 +71,9 @@ def adapter(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ru
 
 
 def by_folder(adapter: RunningAdapter, root: Path, name: str = "label") -> tuple[object, str]:
-    with closing(adapter.client()) as client:
+    with adapter.client() as client:
         reply = client.load("m", root / name)
-    return reply.status, reply.json()["error"]
+    return reply.status, reply.error
 
 
 def by_archive(adapter: RunningAdapter, root: Path) -> tuple[object, str]:
@@ -82,22 +81,22 @@ def by_archive(adapter: RunningAdapter, root: Path) -> tuple[object, str]:
 
 
 def by_name(adapter: RunningAdapter, _: Path) -> tuple[object, str]:
-    with closing(adapter.client()) as client:
+    with adapter.client() as client:
         reply = Repository(client).load("label")
-    return reply.status, reply.json()["error"]
+    return reply.status, reply.error
 
 
 def by_config(adapter: RunningAdapter, _: Path) -> tuple[object, str]:
-    with closing(adapter.client()) as client:
+    with adapter.client() as client:
         reply = Repository(client).load("good", config=json.dumps(LABELLED))
-    return reply.status, reply.json()["error"]
+    return reply.status, reply.error
 
 
 def by_files(adapter: RunningAdapter, root: Path) -> tuple[object, str]:
     files = {"1/model.py": (root / "good/1/model.py").read_bytes()}
-    with closing(adapter.client()) as client:
+    with adapter.client() as client:
         reply = Repository(client).load_files("m", files, LABELLED)
-    return reply.status, reply.json()["error"]
+    return reply.status, reply.error
 
 
 def by_grpc(adapter: RunningAdapter, _: Path) -> tuple[object, str]:
@@ -117,7 +116,7 @@ def by_mesh(adapter: RunningAdapter, root: Path) -> tuple[object, str]:
 
 def by_store(adapter: RunningAdapter, _: Path) -> tuple[object, str]:
     headers = {"X-Amzn-SageMaker-Target-Model": "label"}
-    with closing(adapter.client()) as client:
+    with adapter.client() as client:
         reply = client.post("/endpoints/any/invocations", infer_body(1.0), headers)
     return reply.status, reply.body.decode()
 
@@ -156,7 +155,7 @@ def test_config_is_refused_as_at_the_start(adapter, root, name):
 
 
 def test_refusals_leave_triton_serving(adapter, root):
-    with closing(adapter.client()) as client:
+    with adapter.client() as client:
         assert client.load("good", root / "good").status == 200
-        assert client.post("/models/good/invoke", infer_body(2.5)).status == 200
-        assert client.delete("/models/good").status == 200
+        assert client.invoke("good", 2.5).status == 200
+        assert client.unload("good").status == 200

@@ -5,7 +5,6 @@ import json
 import re
 import struct
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +80,7 @@ def open_adapter(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningAd
     ]
     flags += [f"--model-store={store}", f"--cache-dir={store}-cache"]
     with embedded_adapter(*flags) as adapter:
-        with closing(adapter.client()) as client:
+        with adapter.client() as client:
             assert client.load("m", folder).status == 200
         yield adapter
 
@@ -109,7 +108,7 @@ def classes_of(name: str, count: int = 2) -> dict[str, Any]:
 
 
 def post(adapter: RunningAdapter, listener: str, body: Any, **headers: str) -> Reply:
-    with closing(Client(adapter.listeners[listener])) as client:
+    with Client(adapter.listeners[listener]) as client:
         return client.post("/v2/models/m/infer", body, headers)
 
 
@@ -117,7 +116,7 @@ def post(adapter: RunningAdapter, listener: str, body: Any, **headers: str) -> R
 @pytest.mark.parametrize("path", ["/v2/models/m/infer", "/models/m/invoke"])
 @pytest.mark.parametrize("value", ["gzip;q=1e999", "deflate;q=1e-999", "identity, gzip;q=1e400"])
 def test_accepted_encoding_with_any_weight_leaves_triton_alive(alive, listener, path, value):
-    with closing(Client(alive.listeners[listener])) as client:
+    with Client(alive.listeners[listener]) as client:
         body = request_of({"name": "SCORES"})
         assert client.post(path, body, {"Accept-Encoding": value}).status == 200
 
@@ -176,7 +175,7 @@ def test_rest_classification_is_refused_where_it_ends_triton(
     for body, headers in spelled(output, is_more_empty=is_more_empty):
         reply = post(alive, listener, body, **headers)
         assert reply.status == 400, (body[:300], headers, reply)
-        assert "classification of " in reply.json()["error"]
+        assert "classification of " in reply.error
 
 
 @pytest.mark.parametrize("listener", HTTP)
@@ -185,7 +184,7 @@ def test_rest_classification_is_refused_where_it_ends_triton(
 )
 def test_rest_classification_of_varying_dims_needs_elements(alive, listener, path):
     """The endpoint loads the model."""
-    with closing(Client(alive.listeners[listener])) as client:
+    with Client(alive.listeners[listener]) as client:
         for body, headers in sizes_of("VARYING", is_more_empty=False):
             reply = client.post(path, body, TARGET | kind_of(path, headers))
             assert reply.status == 200, (body[:300], headers, reply)
@@ -201,7 +200,7 @@ def test_rest_classification_of_varying_dims_needs_elements(alive, listener, pat
 @pytest.mark.parametrize("listener", HTTP)
 def test_rest_classification_is_served_with_labels(alive, listener):
     reply = post(alive, listener, request_of(classes_of("SCORES"), {"name": "TEXT"}))
-    assert reply.json()["outputs"][0]["data"] == ["0.700000:1:one", "0.200000:2:two"]
+    assert reply.data == ["0.700000:1:one", "0.200000:2:two"]
     body, headers = binary("SCORES", is_more_empty=True)
     assert post(alive, listener, body, **headers).status == 200
     text = request_of({"name": "TEXT"}, id="classification", parameters={"classification": 1})
@@ -246,8 +245,8 @@ def test_data_listeners_take_no_regions_of_memory(alive):
     tensor = {"name": "IN", "datatype": "FP32", "shape": [3], "parameters": region}
     reply = post(alive, "http_data", {"inputs": [tensor]})
     assert reply.status == 400
-    assert "shared_memory_region is not taken here" in reply.json()["error"]
-    assert "not taken here" not in post(alive, "http", {"inputs": [tensor]}).json()["error"]
+    assert "shared_memory_region is not taken here" in reply.error
+    assert "not taken here" not in post(alive, "http", {"inputs": [tensor]}).error
     request = rpc_of()
     request.outputs.add(name="SCORES").parameters["shared_memory_region"].string_param = "r"
     large = rpc_of(size=LARGE_BYTES // 4)
@@ -281,7 +280,7 @@ def told(adapter: RunningAdapter, listener: str, headers: dict[str, str]) -> str
     """Return the parameters that the model was told."""
     if listener in HTTP:
         reply = post(adapter, listener, request_of({"name": "TEXT"}), **headers)
-        return str(reply.json()["outputs"][0]["data"])
+        return str(reply.data)
     metadata = [(key.lower(), value) for key, value in headers.items()]
     with calls_to(adapter.listeners[listener]) as calls:
         answer = calls.call("ModelInfer", rpc_of(), metadata=metadata)

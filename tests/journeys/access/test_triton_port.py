@@ -3,7 +3,6 @@
 import base64
 import json
 from collections.abc import Iterator
-from contextlib import closing
 
 import pytest
 
@@ -38,7 +37,7 @@ def opened() -> Iterator[RunningAdapter]:
     ],
 )
 def test_port_takes_no_restricted_call_of_others(opened, method, path, body):
-    with closing(Client(opened.http_address)) as client:
+    with Client(opened.http_address) as client:
         reply = client.request(method, path, body, PAGE)
     assert (reply.status, "restricted" in reply.body.decode()) == (403, True)
 
@@ -49,7 +48,7 @@ def test_port_takes_no_restricted_call_of_others(opened, method, path, body):
 )
 def test_adapter_passes_restricted_calls_on(opened, path):
     """Its own key goes with them, whatever the caller says."""
-    with closing(opened.client()) as client:
+    with opened.client() as client:
         assert client.get(path).status == 200
         assert client.get(path, **{"Triton-Adapter-Key": "mine"}).status == 200
 
@@ -57,7 +56,7 @@ def test_adapter_passes_restricted_calls_on(opened, path):
 def test_restriction_in_triton_args_replaces_the_own():
     """Two that name the same API would end Triton."""
     own = "--triton-args=--http-restricted-api=model-repository,statistics:mine=1"
-    with embedded_adapter(own) as adapter, closing(Client(adapter.http_address)) as client:
+    with embedded_adapter(own) as adapter, Client(adapter.http_address) as client:
         assert client.post("/v2/repository/index", {}).status == 403
         assert client.get("/v2/models/stats").status == 403
         assert client.get("/v2/logging").status == 200

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -32,11 +31,11 @@ def adapter(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningAdapter
 
 @pytest.fixture
 def client(adapter: RunningAdapter) -> Iterator[Client]:
-    with closing(adapter.client()) as client:
+    with adapter.client() as client:
         client.headers = {"Authorization": f"Bearer {_TOKEN}"}
         yield client
         for model in client.get("/models").json()["models"]:
-            client.delete(f"/models/{model['modelName']}")
+            client.unload(model["modelName"])
 
 
 class Package:
@@ -68,10 +67,10 @@ def test_too_large_model_is_tried_after_forget(
     package.set_size(600)
     for _ in range(2):
         refused = client.load("grown", package.path)
-        assert (refused.status, refused.json()["code"]) == (400, "ModelTooLarge")
+        assert (refused.status, refused.code) == (400, "ModelTooLarge")
     package.set_size(20)
     # nobody can know that it is smaller by now
-    assert client.load("grown", package.path).json()["code"] == "ModelTooLarge"
+    assert client.load("grown", package.path).code == "ModelTooLarge"
 
     code, out, err = forget(adapter, "grown")
 
@@ -87,10 +86,10 @@ def test_measured_size_is_forgotten(
 ) -> None:
     package.set_size(150)
     assert client.load("shrunk", package.path).status == 200
-    assert client.delete("/models/shrunk").status == 200
+    assert client.unload("shrunk").status == 200
     assert client.load("beside", write_eater(package.path.parent / "beside", 230)).status == 200
     package.set_size(20)
-    assert "(measured)" in client.load("shrunk", package.path).json()["error"]
+    assert "(measured)" in client.load("shrunk", package.path).error
 
     code, out, _ = forget(adapter, "shrunk", "--json")
 
@@ -109,7 +108,7 @@ def test_forget_refuses_unknown_names_and_callers(adapter: RunningAdapter) -> No
     refused = run("forget", "never-loaded", environ=environ)
     assert refused.returncode == 1
     assert b"401" in refused.stderr
-    with closing(Client(adapter.admin)) as admin:
+    with Client(adapter.admin) as admin:
         admin.headers = {"Authorization": f"Bearer {_TOKEN}"}
         reply = admin.post("/forget")
         assert (reply.status, reply.json()) == (

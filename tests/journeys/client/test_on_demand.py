@@ -8,7 +8,6 @@ import re
 import tarfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -80,7 +79,7 @@ def play(store: str, cache: Path, send_the_rest: Callable[[], object]) -> None:
 
 
 def invoke(adapter: RunningAdapter) -> int:
-    with closing(adapter.client()) as client:
+    with adapter.client() as client:
         headers = {"X-Amzn-SageMaker-Target-Model": NAME}
         return client.post("/endpoints/any/invocations", infer_body(1.0), headers).status
 

@@ -2,7 +2,6 @@
 
 import json
 import re
-from contextlib import closing
 
 import pytest
 
@@ -54,7 +53,7 @@ def test_a_load_that_nobody_waits_for_goes_on(environ, adapter, packages):
     terminal.until("load slow: goes on in the adapter; `triton-adapter ps` shows it")
     assert terminal.end() == 1
     (packages / "go").touch()
-    with closing(adapter.client()) as client:
+    with adapter.client() as client:
         wait_until(lambda: client.get("/models/slow").status == 200, 60, "it is loaded")
 
 

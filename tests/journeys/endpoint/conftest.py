@@ -13,14 +13,7 @@ from botocore.config import Config
 from tests.asking import quoted
 from tests.buckets import Bucket, s3_server
 from tests.journeys.endpoint.folder_store import Caller, Store
-from tests.running import (
-    COMPLETE,
-    EXAMPLES,
-    Client,
-    RunningAdapter,
-    embedded_adapter,
-    wait_until,
-)
+from tests.running import COMPLETE, EXAMPLES, Client, RunningAdapter, embedded_adapter, wait_until
 from tests.trees import write_python_model
 
 NAMES = ("plain", "team-a/digits.tar.gz")
@@ -73,7 +66,7 @@ def served(bucket: Bucket, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         *(COMPLETE, f"--triton-args={forward}"),
     )
     with embedded_adapter(*flags, environ=bucket.environ) as adapter:
-        with closing(Client(adapter.admin)) as admin:
+        with Client(adapter.admin) as admin:
             wait_until(lambda: admin.get("/readyz").status == 200, 60, "NAMES are loaded")
         yield adapter
 
@@ -93,7 +86,7 @@ def own_runtime(served: RunningAdapter) -> Iterator[Any]:
 
 @pytest.fixture
 def caller(served: RunningAdapter) -> Iterator[Client]:
-    with closing(served.client()) as client:
+    with served.client() as client:
         yield client
 
 
@@ -106,16 +99,16 @@ def add_model(
 
     def add(name: str, write: Callable[..., Path] = write_python_model, **parts: str) -> str:
         bucket.put_model(name, write(tmp_path / name.replace("/", "-"), **parts))
-        with closing(served.client()) as client:
+        with served.client() as client:
             reply = client.post(f"/v2/repository/models/{quoted(name)}/load")
             assert reply.status == 200, reply.body
         added.append(name)
         return name
 
     yield add
-    with closing(served.client()) as client:
+    with served.client() as client:
         for name in added:
-            client.delete(f"/models/{quoted(name)}")
+            client.unload(name)
 
 
 @pytest.fixture

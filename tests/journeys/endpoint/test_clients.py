@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -262,7 +261,7 @@ def test_aws_command_line_gets_answers_and_errors(
 
 
 def counted(adapter: RunningAdapter) -> dict[str, float]:
-    with closing(Client(adapter.admin)) as admin:
+    with Client(adapter.admin) as admin:
         lines = admin.get("/metrics").body.decode().splitlines()
     pairs: list[Any] = [line.rsplit(" ", 1) for line in lines if "_requests_total{" in line]
     return {name: float(value) for name, value in pairs}

@@ -200,13 +200,13 @@ def test_callers_too_many_are_told_when_to_return(
             wait_until(lambda: sum(each.done() for each in asked) >= 8, 50, "some are answered")
         finally:
             gate.open()
-        replies = [each.result()[0] for each in asked]
+        replies = [each.result() for each in asked]
     refused = [reply for reply in replies if reply.status == 503]
     assert len(refused) == 8
     assert {reply.headers["x-amzn-ErrorType"] for reply in refused} == {"ServiceUnavailable"}
     assert all(int(reply.headers["x-amz-retry-after"]) >= 1000 for reply in refused)
     assert [reply.status for reply in replies if reply.status != 503] == [200] * 32
-    assert caller.delete("/models/crowded").status == 200
+    assert caller.unload("crowded").status == 200
 
 
 def test_refusals_request_id_is_in_the_log(runtime: Any, served: Any) -> None:

@@ -4,7 +4,6 @@ import os
 import signal
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from typing import Any
 
 import grpc
@@ -26,12 +25,12 @@ TARGET = "X-Amzn-SageMaker-Target-Model"
 
 
 def invoke(caller: Caller, name: str) -> Reply:
-    with closing(caller.adapter.client()) as http:
+    with caller.adapter.client() as http:
         return http.post("/endpoints/any/invocations", infer_body(0.0), {TARGET: name})
 
 
 def v2_infer(caller: Caller, name: str) -> Reply:
-    with closing(caller.adapter.client()) as http:
+    with caller.adapter.client() as http:
         return http.post(f"/v2/models/{name}/infer", infer_body(0.0))
 
 
@@ -43,7 +42,7 @@ def code_and_trailers(calls: Calls, name: str) -> tuple[str, dict[str, str]]:
 
 
 def told(reply: Reply) -> tuple[int, str, str | None]:
-    code = reply.headers.get("x-amzn-ErrorType") or reply.json()["code"]
+    code = reply.headers.get("x-amzn-ErrorType") or reply.code
     return reply.status, code, reply.headers.get(NOT_STARTED)
 
 

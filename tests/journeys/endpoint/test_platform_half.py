@@ -103,11 +103,11 @@ def full(strict: RunningAdapter, own: Path) -> Iterator[None]:
     """A platform has loaded a model that leaves no room for `large`, and is not evicted. `large` is
     on disk: a refusal takes no time.
     """
-    with closing(strict.client()) as client, closing(client_of(strict.http)) as runtime:
+    with strict.client() as client, closing(client_of(strict.http)) as runtime:
         wait_until(lambda: "refused" not in answered(runtime, "large"), 60, "it is on disk")
         assert client.load("own", own).status == 200
         yield
-        assert client.delete("/models/own").status == 200
+        assert client.unload("own").status == 200
 
 
 def told(error: ClientError) -> tuple[int, str, int, str | None]:

@@ -82,7 +82,7 @@ def test_callers_cannot_name_cached_files(start, store, tmp_path):
     (record,) = caller.admin.get("/debug/state").json()["models"]
     reply = caller.http.load("stolen", record["url"])
     assert reply.status == 400
-    assert "the cache of the adapter" in reply.json()["error"]
+    assert "the cache of the adapter" in reply.error
 
 
 def test_preload_models_are_loaded_before_readiness(start, store):
@@ -165,10 +165,10 @@ def test_v2_calls_load_named_models_on_demand(start, store):
         assert raised.value.status() == "StatusCode.NOT_FOUND"
     assert caller.loaded() == ["b.tar.gz", "c"]
     assert refusal(v2_infer(caller, "nothing")) == (404, "ArtifactNotFound", "nothing")
-    assert "there is no such key: nothing" in v2_infer(caller, "nothing").json()["error"]
+    assert "there is no such key: nothing" in v2_infer(caller, "nothing").error
     reply = caller.http.post("/v2/repository/models/nothing/load")
     assert reply.status == 404
-    assert "and the store has no such key" in reply.json()["error"]
+    assert "and the store has no such key" in reply.error
     assert caller.http.get("/v2/models/a.tar.gz").json()["name"] == "a.tar.gz"
 
 
@@ -184,15 +184,15 @@ def test_failed_forced_load_leaves_the_version_before(start, store, more):
 
     def infer() -> Any:
         reply = caller.http.post("/v2/models/a.tar.gz/infer", asked)
-        return reply.json()["outputs"][0]["data"] if reply.status == 200 else reply.body
+        return reply.data if reply.status == 200 else reply.body
 
     assert caller.http.post(path).status == 200
     store.put("a.tar.gz", 2, config=CONFIG + more, initialize="raise ValueError('no such luck')")
     for _ in range(2):
         reply = caller.http.post(path, forced)
         assert refusal(reply) == (400, "InvalidModel", "a.tar.gz")
-        assert "no such luck" in reply.json()["error"]
-        assert ("the model that was there was loaded again" in reply.json()["error"]) == bool(more)
+        assert "no such luck" in reply.error
+        assert ("the model that was there was loaded again" in reply.error) == bool(more)
         assert infer() == [1]
     store.put("a.tar.gz", 3, config=CONFIG + more)
     assert caller.http.post(path, forced).status == 200
@@ -205,7 +205,7 @@ def test_without_on_demand_v2_loads_nothing(start, store):
     assert v2_infer(caller, "a.tar.gz").status == 404
     for name in ("a.tar.gz", "team%2Fa.tar.gz"):
         reply = caller.http.post(f"/v2/repository/models/{name}/load")
-        assert "set on_demand to load models of a store by name" in reply.json()["error"]
+        assert "set on_demand to load models of a store by name" in reply.error
     assert caller.invoke("a.tar.gz") == (1, "miss")
     assert v2_infer(caller, "a.tar.gz").status == 200
 

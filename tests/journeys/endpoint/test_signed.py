@@ -57,7 +57,7 @@ def team_a(signed: RunningAdapter) -> Iterator[Any]:
 
 @pytest.fixture
 def caller(signed: RunningAdapter) -> Iterator[Client]:
-    with closing(signed.client()) as client:
+    with signed.client() as client:
         yield client
 
 
@@ -195,7 +195,7 @@ def test_bodies_that_are_not_signed_are_refused(
 
 
 def test_secrets_are_shown_nowhere(signed: RunningAdapter) -> None:
-    with closing(Client(signed.admin)) as admin:
+    with Client(signed.admin) as admin:
         shown = json.dumps(admin.get("/debug/config").json()) + json.dumps(signed.lines)
     assert "AKIDTEAMA env:SECRET_OF_A" in shown
     assert not any(secret in shown for secret in (*SECRETS.values(), TOKEN))

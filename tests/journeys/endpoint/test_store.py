@@ -135,8 +135,8 @@ def test_restart_in_outage_serves_no_withdrawn_version(start, bucket, versions):
     for number in (1, 2, 1):
         bucket.put_model("rolled-back.tar.gz", versions[number - 1])
         assert added(adapter, "rolled-back.tar.gz") == number
-        with closing(adapter.client()) as client:
-            assert client.delete("/models/rolled-back.tar.gz").status == 200
+        with adapter.client() as client:
+            assert client.unload("rolled-back.tar.gz").status == 200
     other = restart_without_store(start, adapter)
     assert added(other, "rolled-back.tar.gz") == 1
 
@@ -167,7 +167,7 @@ def test_unreachable_store_is_warned_of_at_start(start):
     adapter = start(constants={STORE: 1}, AWS_ENDPOINT_URL_S3="http://127.0.0.1:1")
     adapter.wait_for("adapter.started")
     adapter.wait_for("artifact.store_unreachable")
-    with closing(Client(adapter.admin)) as admin:
+    with Client(adapter.admin) as admin:
         wait_until(lambda: b"connection refused" in admin.get("/readyz").body, 30, "the reason")
         assert admin.get("/readyz").status == 200
     with pytest.raises(ClientError, match="connection refused") as failed:

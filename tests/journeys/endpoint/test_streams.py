@@ -177,9 +177,9 @@ def test_departed_caller_releases_the_model(
     gate.wait_reached()
     body.close()
     gate.open()
-    with closing(served.client()) as client:
+    with served.client() as client:
         wait_until(lambda: served.models()[name]["in_flight"] == 0, 20, "no request in flight")
-        assert client.delete(f"/models/{name}").status == 200
+        assert client.unload(name).status == 200
 
 
 def test_a_stream_without_a_length_is_refused(caller: Client) -> None:

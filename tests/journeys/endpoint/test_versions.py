@@ -2,7 +2,6 @@
 
 import os
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 
 import pytest
 
@@ -81,13 +80,13 @@ def test_platforms_load_amid_renewal_answers_until_unloaded(
         wait_until(lambda: len(caller.ledger()) == 1, 30, "the old version is gone")
     store.put("m", 3, initialize=gate.statements)
     wait_until(lambda: loading(caller) != [], 60, "the new version is being loaded")
-    assert caller.http.delete("/models/m").status == 200
+    assert caller.http.unload("m").status == 200
     assert caller.http.load("m", own).status == 200
     assert caller.invoke("m") == (9, "hit")
     gate.open()
     wait_until(lambda: caller.ledger() == {"m"}, 60, "the new version is gone")
     assert caller.invoke("m") == (9, "hit")
-    assert caller.http.delete("/models/m").status == 200
+    assert caller.http.unload("m").status == 200
     assert caller.invoke("m")[0] == 3
 
 
@@ -103,7 +102,7 @@ def test_model_kept_during_renewal_stays_uncalled(start, store, tmp_path, gate):
             answer_gate.wait_reached()
             store.put("m", 3, initialize=gate.statements)
             wait_until(lambda: loading(caller) != [], 60, "the new version is being loaded")
-            with closing(caller.adapter.client()) as platform:
+            with caller.adapter.client() as platform:
                 assert platform.load("m", own).status == 409
         finally:
             gate.open()

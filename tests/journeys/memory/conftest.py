@@ -1,7 +1,6 @@
 """The tests of one file share a folder of packages, and `running`, their adapter."""
 
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -23,5 +22,5 @@ def adapter(running: RunningAdapter) -> Iterator[RunningAdapter]:
 
 @pytest.fixture
 def client(adapter: RunningAdapter) -> Iterator[Client]:
-    with closing(adapter.client()) as client:
+    with adapter.client() as client:
         yield client

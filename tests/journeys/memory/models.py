@@ -1,7 +1,6 @@
 """Models that take memory, what their Triton takes in all, and whether all books say the same."""
 
 from collections.abc import Collection
-from contextlib import closing
 from pathlib import Path
 
 from tests.asking import model_names, triton_index
@@ -58,7 +57,7 @@ def check_agreement(adapter: RunningAdapter, stuck: Collection[str] = ()) -> Non
     """
     state = adapter.state()
     names = {model["triton_name"] for model in state["models"]} | set(stuck)
-    with closing(adapter.client()) as client:
+    with adapter.client() as client:
         assert model_names(client) == sorted(model["model_id"] for model in state["models"])
     assert {name for name, seen in triton_index(adapter).items() if seen in _PRESENT} == names
     assert {path.name for path in adapter.repository.iterdir() if path.is_dir()} == names
@@ -83,6 +82,6 @@ def counted(adapter: RunningAdapter, line: str) -> float:
 
 
 def _values(adapter: RunningAdapter, line: str) -> list[float]:
-    with closing(Client(adapter.admin)) as admin:
+    with Client(adapter.admin) as admin:
         page = admin.get("/metrics").body.decode()
     return [float(row.split()[-1]) for row in page.splitlines() if row.startswith(line)]

@@ -7,7 +7,7 @@ import os
 import signal
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,7 +23,7 @@ from tests.running import (
     RunningAdapter,
     unload_all,
 )
-from tests.trees import CONFIG, infer_body, write_python_model
+from tests.trees import CONFIG, write_python_model
 
 pytestmark = pytest.mark.triton
 
@@ -74,7 +74,7 @@ class Seen:
         def load(number: int) -> tuple[int, str]:
             package = self.root / f"{name}-{number}"
             write_failing_load(package, "RuntimeError", texts[number])
-            with closing(self.adapter.client()) as client:
+            with self.adapter.client() as client:
                 return outcome(client.load(package.name, package))
 
         with ThreadPoolExecutor(4) as pool:
@@ -97,14 +97,14 @@ def seen(
         adapter = stack.enter_context(
             adapter_beside(triton, gpus, root, f"--memory-source={source}")
         )
-        client = stack.enter_context(closing(adapter.client()))
+        client = stack.enter_context(adapter.client())
         stack.callback(unload_all, adapter)
         assert client.load("raiser", write_failing_answers(root / "raiser")).status == 200
         yield Seen(request.param, adapter, client, root)
 
 
 def outcome(reply: Reply) -> tuple[int, str]:
-    return reply.status, reply.json()["code"]
+    return reply.status, reply.code
 
 
 OOM = (507, "OutOfMemory")
@@ -145,7 +145,7 @@ def test_size_below_free_memory_is_507_once(seen: Seen, how: str | int) -> None:
     first, second = (outcome(seen.client.post(f"/models/{name}/invoke", body)) for _ in range(2))
     assert first == OOM
     assert second == ((500, "InferenceFailed") if seen.view == "ok" else OOM)
-    assert seen.client.delete(f"/models/{name}").status == 200
+    assert seen.client.unload(name).status == 200
 
 
 def test_strong_load_text_is_507_whatever_memory_says(seen: Seen) -> None:
@@ -192,11 +192,11 @@ def test_inference_killed_at_little_memory_is_507(seen: Seen) -> None:
     assert seen.client.load("killed", package).status == 200
     os.kill(int(pid.read_text()), signal.SIGKILL)
 
-    first, second = (seen.client.post("/models/killed/invoke", infer_body(1.0)) for _ in range(2))
+    first, second = (seen.client.invoke("killed") for _ in range(2))
 
     assert outcome(first) == (OOM if seen.is_low else (500, "InferenceFailed"))
     assert outcome(second) == (404, "ModelNotFound")
-    assert seen.client.delete("/models/killed").status == 200
+    assert seen.client.unload("killed").status == 200
 
 
 @pytest.fixture
@@ -211,15 +211,15 @@ def test_filled_shared_memory_is_507_until_freed(
     """One model has filled it, for all others."""
     answer = "import numpy; values = numpy.ones(int(values[0]), values.dtype)"
     grower = write_python_model(tmp_path / "grower", answer=answer)
-    with closing(little_shm.client()) as client:
+    with little_shm.client() as client:
 
         def grow(name: str, mebibytes: float) -> Reply:
-            return client.post(f"/models/{name}/invoke", infer_body(mebibytes * MIB / 4))
+            return client.invoke(name, mebibytes * MIB / 4)
 
         assert client.load("one", grower).status == 200
         assert grow("one", 2).status == 200
         assert outcome(client.load("two", grower)) == OOM
-        assert client.delete("/models/one").status == 200
+        assert client.unload("one").status == 200
         assert client.load("two", grower).status == 200
         # last, as Triton 2.51 never lets go of a model that this has happened to
         assert outcome(grow("two", 8)) == OOM

@@ -1,7 +1,6 @@
 """Models that are seen for the first time, against a limit that nobody but the adapter holds."""
 
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 
 import grpc
@@ -11,7 +10,6 @@ from adapter._proto import model_runtime_pb2 as mmesh
 from tests.constants import UNLOAD
 from tests.journeys.memory.models import MIB, check_agreement, tree_bytes, write_eater
 from tests.running import COMPLETE, Client, RunningAdapter, embedded_adapter
-from tests.trees import infer_body
 
 pytestmark = pytest.mark.triton
 
@@ -70,11 +68,11 @@ def test_load_that_took_too_much_needs_more_afterwards(
     assert 130 * MIB < seen_bytes < 214 * MIB
     # another reading may have been larger before the load was gone
     assert seen_bytes <= again.json()["needed_bytes"] <= 2.2 * seen_bytes
-    assert _UNDONE in tried.json()["error"]
-    assert names_learned_size(again.json()["error"])
+    assert _UNDONE in tried.error
+    assert names_learned_size(again.error)
     check_agreement(adapter)
 
-    assert client.delete("/models/first").status == 200
+    assert client.unload("first").status == 200
     assert client.load("beside", beside).status == 200
 
 
@@ -117,8 +115,8 @@ def test_mesh_and_v2_caller_get_the_same_refusal(
         write_eater(root / "by-v2", 136)
         tried, again = (client.post("/v2/repository/models/by-v2/load") for _ in range(2))
         assert (tried.status, again.status) == (507, 507), again.body
-        assert _UNDONE in tried.json()["error"]
-        assert names_learned_size(again.json()["error"])
+        assert _UNDONE in tried.error
+        assert names_learned_size(again.error)
     check_agreement(adapter)
 
 
@@ -141,7 +139,7 @@ def test_load_ended_during_completion_stays_in_triton(
     package = write_eater(tmp_path / "early", 1, imports=_GROWS_AT_IMPORT)
     with (
         embedded_adapter(*_FLAGS, f"--model-roots={tmp_path}", constants={UNLOAD: 6}) as adapter,
-        closing(adapter.client()) as client,
+        adapter.client() as client,
     ):
         assert client.load("small", write_eater(tmp_path / "tiny", 18)).status == 200
         ended, refused = (client.load("early", package).json() for _ in range(2))
@@ -151,5 +149,5 @@ def test_load_ended_during_completion_stays_in_triton(
         # it had passed the limit alone, or together with the others
         assert "no unload can" in refused["error"] or names_learned_size(refused["error"])
         adapter.wait_for("model.load_stuck", model_id="early")
-        assert client.post("/models/small/invoke", infer_body(1.5)).status == 200
+        assert client.invoke("small", 1.5).status == 200
         check_agreement(adapter, stuck=["early"])

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,7 +39,7 @@ class GaugedAdapter:
     def unload(self, name: str) -> float:
         """How many seconds it took."""
         begun = time.monotonic()
-        assert self.client.delete(f"/models/{name}").status == 200
+        assert self.client.unload(name).status == 200
         return time.monotonic() - begun
 
     def waited(self) -> float:
@@ -89,7 +89,7 @@ def gauged(
         adapter = stack.enter_context(
             adapter_beside(triton, scripted, root / "models", metrics, *flags)
         )
-        client = stack.enter_context(closing(adapter.client()))
+        client = stack.enter_context(adapter.client())
         stack.callback(unload_all, adapter)
         yield GaugedAdapter(adapter, client, scripted, gauge, package)
 
@@ -132,7 +132,7 @@ def test_nothing_of_nothing_is_not_a_full_gpu(
     flag = "--memory-source=triton"
     with gauged(triton, tmp_path, flag, declares=declares, is_broken=True) as at:
         assert at.load("a", "b") == [200, 200]
-        assert at.client.load("c", at.package).json()["code"] == "OutOfMemory"
+        assert at.client.load("c", at.package).code == "OutOfMemory"
 
 
 @pytest.mark.nightly

@@ -5,7 +5,6 @@ import signal
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from functools import partial
 from pathlib import Path
 
@@ -17,7 +16,6 @@ from tests.constants import UNLOAD
 from tests.journeys.memory.models import check_agreement, write_eater
 from tests.processes import stubs, tritonserver
 from tests.running import COMPLETE, Client, RunningAdapter, embedded_adapter, wait_until
-from tests.trees import infer_body
 
 pytestmark = pytest.mark.triton
 
@@ -67,7 +65,7 @@ def timed(act) -> float:
 def check_serving(adapter: RunningAdapter, client: Client, *names: str) -> None:
     assert model_names(client) == [*names]
     for name in names:
-        assert client.post(f"/models/{name}/invoke", infer_body(1.0)).status == 200
+        assert client.invoke(name).status == 200
     check_agreement(adapter)
 
 
@@ -78,10 +76,10 @@ def test_unload_ends_a_hanging_load_without_trace(
     with background(adapter) as others:
         for _ in range(2):  # as well the second time
             asked = begin_hanging(adapter, others, "m", package)
-            assert timed(lambda: client.delete("/models/m")) < _ENDED_SECONDS
-            reply = asked.result()[0]
-            assert (reply.status, reply.json()["code"]) == (409, "UnloadedMeanwhile")
-            assert "was unloaded while it was being loaded" in reply.json()["error"]
+            assert timed(lambda: client.unload("m")) < _ENDED_SECONDS
+            reply = asked.result()
+            assert (reply.status, reply.code) == (409, "UnloadedMeanwhile")
+            assert "was unloaded while it was being loaded" in reply.error
             assert stubs(adapter, "m") == []
             assert client.get("/models/m").status == 404
             check_agreement(adapter)
@@ -98,7 +96,7 @@ def test_unload_of_dead_model_ends_despite_hang(
     flag.touch()
     for pid in stubs(adapter, "m"):
         os.kill(pid, signal.SIGKILL)
-    assert timed(lambda: client.delete("/models/m")) < 2 * _ENDED_SECONDS
+    assert timed(lambda: client.unload("m")) < 2 * _ENDED_SECONDS
     assert stubs(adapter, "m") == []
     check_agreement(adapter)
     flag.unlink()
@@ -119,11 +117,11 @@ def test_load_beside_a_hanging_one_waits_once(
         beside = [
             timed(lambda p=p, n=n: client.load(n, p)) for n, p in zip(names, more, strict=True)
         ]
-        assert client.delete("/models/m").status == 200
+        assert client.unload("m").status == 200
         longest = 2 * without + _LONGER_SECONDS
         assert beside[0] < longest + times.MEMORY_SECONDS, (without, beside)
         assert beside[1] < longest, (without, beside)
-        assert asked.result()[0].status == 409
+        assert asked.result().status == 409
         check_serving(adapter, client, "before", "beside0", "beside1")
 
 
@@ -142,7 +140,7 @@ def test_first_load_beside_two_hanging_takes_seconds(
         assert seconds < _FIRST_SECONDS
         for name in names:
             assert timed(partial(client.delete, f"/models/{name}")) < _ENDED_SECONDS
-        assert [each.result()[0].status for each in asked] == [409, 409]
+        assert [each.result().status for each in asked] == [409, 409]
         check_serving(adapter, client, "beside")
 
 
@@ -158,7 +156,7 @@ def test_five_slow_first_loads_at_once_are_answered(
         write_eater(package / name, 20, imports=f"# {name}", initialize=statements)
 
     def load(name: str) -> int:
-        with closing(adapter.client(timeout=300)) as own:
+        with adapter.client(timeout=300) as own:
             return own.load(name, package / name).status
 
     with ThreadPoolExecutor(len(names)) as pool:
@@ -184,10 +182,10 @@ def check_four_hanging(adapter: RunningAdapter, client: Client, folder: Path, *,
         if end == "unload":
             for name in names:
                 assert timed(partial(client.delete, f"/models/{name}")) < _ENDED_SECONDS
-        replies = [each.result()[0] for each in asked]
+        replies = [each.result() for each in asked]
         expected = 409 if end == "unload" else 504
         assert [reply.status for reply in replies] == [expected] * 4
-        fifth_status = fifth.result()[0].status
+        fifth_status = fifth.result().status
         if fifth_status != 200:  # its time was over as well
             assert end == "limit"
             wait_until(lambda: client.get("/models/fifth").status == 404, 30, "it is undone")
@@ -211,7 +209,7 @@ def test_four_unloaded_hanging_loads_cost_no_model(
 def test_four_hanging_loads_cost_no_loaded_model(tmp_path: Path) -> None:
     with (
         embedded_adapter(f"--model-roots={tmp_path}", "--load-timeout-seconds=12") as adapter,
-        closing(adapter.client()) as client,
+        adapter.client() as client,
     ):
         check_four_hanging(adapter, client, tmp_path, end="limit")
 
@@ -222,15 +220,15 @@ def test_load_hanging_at_import_is_ended_later(tmp_path: Path, gate: Gate) -> No
     package = write_eater(folder, 1, imports=gate.statements, initialize=_FOREVER)
     with (
         embedded_adapter(f"--model-roots={tmp_path}", constants={UNLOAD: 3}) as adapter,
-        closing(adapter.client()) as client,
+        adapter.client() as client,
         background(adapter) as others,
     ):
         asked = others.ask(lambda c: c.load("m", package))
         gate.wait_reached()
-        reply = client.delete("/models/m")
-        assert (reply.status, reply.json()["code"]) == (504, "BackendTimeout")
-        assert "Triton has been loading it for" in reply.json()["error"]
-        assert asked.result()[0].status == 409
+        reply = client.unload("m")
+        assert (reply.status, reply.code) == (504, "BackendTimeout")
+        assert "Triton has been loading it for" in reply.error
+        assert asked.result().status == 409
         assert stubs(adapter, "m") != []
         gate.open()
         wait_until(lambda: stubs(adapter, "m") == [], 30, "its process is killed")
@@ -249,9 +247,9 @@ def check_unloads_at_moments(
         for seconds in moments:
             asked = others.ask(lambda c: c.load("m", package))
             time.sleep(seconds)
-            assert client.delete("/models/m").status in {200, 404}
-            assert asked.result()[0].status in {200, 409}
-            client.delete("/models/m")
+            assert client.unload("m").status in {200, 404}
+            assert asked.result().status in {200, 409}
+            client.unload("m")
         wait_until(lambda: "m" not in triton_index(adapter), 30, "nothing is left")
         check_agreement(adapter)
         assert stubs(adapter, "m") == []
@@ -270,7 +268,7 @@ def test_load_unloaded_at_any_moment_leaves_nothing(tmp_path: Path, flags: tuple
     """It costs no thread of Triton."""
     with (
         embedded_adapter(f"--model-roots={tmp_path}", *flags) as adapter,
-        closing(adapter.client()) as client,
+        adapter.client() as client,
     ):
         moments = [tenths / 10 for tenths in range(12)]
         check_unloads_at_moments(adapter, client, tmp_path / "sound", *moments)

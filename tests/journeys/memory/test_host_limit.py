@@ -8,7 +8,6 @@ import pytest
 
 from tests.journeys.memory.models import MIB, check_agreement, tree_bytes, write_eater
 from tests.running import COMPLETE, Client, RunningAdapter, embedded_adapter
-from tests.trees import infer_body
 
 pytestmark = pytest.mark.triton
 
@@ -34,9 +33,9 @@ def check_fifth(adapter: RunningAdapter, client: Client, url: Path, needed_bytes
     assert body["needed_bytes"] == needed_bytes
     assert body["limit_bytes"] - body["free_bytes"] == pytest.approx(used, rel=_SHARE)
     check_agreement(adapter)
-    assert client.delete("/models/b").status == 200
+    assert client.unload("b").status == 200
     assert client.load("e", url).status == 200
-    assert client.post("/models/e/invoke", infer_body(1.5)).json()["outputs"][0]["data"] == [1.5]
+    assert client.invoke("e", 1.5).data == [1.5]
     assert tree_bytes(adapter) <= _LIMIT
     check_agreement(adapter)
 
@@ -76,8 +75,8 @@ def test_memory_is_back_when_unload_is_answered(
     assert client.load("a", package).status == 200
     footprint = tree_bytes(adapter) - before
     assert footprint > _MODEL_MIB * MIB
-    assert client.post("/models/a/invoke", infer_body(1.0)).status == 200
+    assert client.invoke("a").status == 200
 
-    assert client.delete("/models/a").status == 200
+    assert client.unload("a").status == 200
 
     assert tree_bytes(adapter) - before < footprint / 4

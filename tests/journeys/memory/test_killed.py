@@ -8,7 +8,6 @@ import signal
 import threading
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -19,7 +18,7 @@ from tests.asking import Gate, background, model_names
 from tests.journeys.memory.models import check_agreement, write_eater
 from tests.processes import beside, stubs, tritonserver
 from tests.running import COMPLETE, Client, RunningAdapter, embedded_adapter, unload_all, wait_until
-from tests.trees import infer_body, write_python_model
+from tests.trees import write_python_model
 
 pytestmark = pytest.mark.triton
 
@@ -42,16 +41,16 @@ def folder(root: Path, tmp_path: Path) -> Path:
 
 
 def invoke(client: Client, name: str = "m") -> int:
-    return client.post(f"/models/{name}/invoke", infer_body(1.0)).status
+    return client.invoke(name).status
 
 
 def check_next_load(adapter: RunningAdapter, package: Path) -> None:
     """Of the same name, of the package as it is now."""
-    with closing(adapter.client()) as client:
+    with adapter.client() as client:
         reply = client.load("m", package)
         assert reply.status == 200, reply.body
         assert invoke(client) == 200
-        assert client.delete("/models/m").status == 200
+        assert client.unload("m").status == 200
 
 
 def test_process_killed_in_initialize_fails_its_load_alone(
@@ -64,9 +63,9 @@ def test_process_killed_in_initialize_fails_its_load_alone(
         (pid,) = stubs(adapter, "m")
         os.kill(pid, signal.SIGKILL)
 
-        reply = loading.result()[0]
+        reply = loading.result()
 
-    assert (reply.status, reply.json()["code"]) == (400, "InvalidModel"), reply.body
+    assert (reply.status, reply.code) == (400, "InvalidModel"), reply.body
     check_agreement(adapter)
     write_python_model(package)
     check_next_load(adapter, package)
@@ -78,16 +77,16 @@ def test_process_killed_in_inference_reloads(
     adapter: RunningAdapter, folder: Path, gate: Gate
 ) -> None:
     package = write_python_model(folder, answer=gate.statements)
-    with closing(adapter.client()) as client, background(adapter) as others:
+    with adapter.client() as client, background(adapter) as others:
         assert client.load("dies", package).status == 200
-        invoking = others.ask(lambda c: c.post("/models/dies/invoke", infer_body(1.0)))
+        invoking = others.ask(lambda c: c.invoke("dies"))
         gate.wait_reached()
         (pid,) = stubs(adapter, "dies")
         os.kill(pid, signal.SIGKILL)
 
-        reply = invoking.result()[0]
-        assert (reply.status, reply.json()["code"]) == (500, "InferenceFailed")
-        assert reply.json()["error"] == (
+        reply = invoking.result()
+        assert (reply.status, reply.code) == (500, "InferenceFailed")
+        assert reply.error == (
             "Stub process 'dies_0' is not healthy. "
             "A python process of the model has ended: load it again, or unload it"
         )
@@ -108,12 +107,12 @@ def test_killed_triton_is_replaced_and_its_models_forgotten(
     package = write_python_model(folder, **{body: gate.statements})
     sound = write_python_model(folder.with_name(f"{folder.name}-sound"))
     restarts = len(adapter.events("triton.restarted")) + 1
-    with closing(adapter.client()) as client, background(adapter) as others:
+    with adapter.client() as client, background(adapter) as others:
         assert client.load("bystander", sound).status == 200
         asked = begin(moment, client, others.ask, package)
         gate.wait_reached()
         os.kill(tritonserver(adapter), signal.SIGKILL)
-        reply = asked.result()[0]
+        reply = asked.result()
         gate.open()
 
         assert reply.status in ({200, 503} if moment == "unload" else {503}), reply.body
@@ -135,8 +134,8 @@ def begin(moment: str, client: Client, ask: Any, package: Path) -> "Future[Any]"
         return ask(lambda c: c.load("m", package))
     assert client.load("m", package).status == 200
     if moment == "unload":
-        return ask(lambda c: c.delete("/models/m"))
-    return ask(lambda c: c.post("/models/m/invoke", infer_body(1.0)))
+        return ask(lambda c: c.unload("m"))
+    return ask(lambda c: c.invoke("m"))
 
 
 def keep_busy(adapter: RunningAdapter, seed: int, package: Path) -> set[int]:
@@ -144,7 +143,7 @@ def keep_busy(adapter: RunningAdapter, seed: int, package: Path) -> set[int]:
     are left out.
     """
     dice, seen = Random(seed), set()
-    with closing(adapter.client()) as client:
+    with adapter.client() as client:
         while True:
             name = dice.choice(_NAMES)
             try:
@@ -154,7 +153,7 @@ def keep_busy(adapter: RunningAdapter, seed: int, package: Path) -> set[int]:
                     case 1:
                         seen.add(invoke(client, name))
                     case _:
-                        seen.add(client.delete(f"/models/{name}").status)
+                        seen.add(client.unload(name).status)
             except (OSError, http.client.HTTPException):
                 return seen - _EXPECTED
 

@@ -1,7 +1,6 @@
 """Memory that a native backend takes and frees in tritonserver, over many loads and unloads."""
 
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -20,10 +19,10 @@ _KEPT_MIB = 40
 
 
 def load_and_unload(adapter: RunningAdapter, package: Path) -> None:
-    with closing(adapter.client()) as client:
+    with adapter.client() as client:
         reply = client.load(package.name, package)
         assert reply.status == 200, reply.body
-        assert client.delete(f"/models/{package.name}").status == 200
+        assert client.unload(package.name).status == 200
 
 
 def read_environment(pid: int) -> dict[str, str]:

@@ -3,7 +3,6 @@
 import secrets
 import sys
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,6 @@ import pytest
 from tests.journeys.memory.models import MIB, check_agreement, write_eater
 from tests.processes import is_alive, tritonserver
 from tests.running import COMPLETE, EMBEDDED, RunningAdapter
-from tests.trees import infer_body
 
 pytestmark = pytest.mark.triton
 
@@ -68,7 +66,7 @@ def test_growing_load_is_ended_before_the_kernel_acts(
     """The limit is what the cgroup has, less what the adapter needs: nobody has set one."""
     root = tmp_path / "models"
     server = tritonserver(pod)
-    with closing(pod.client()) as client:
+    with pod.client() as client:
         assert client.load("small", write_eater(root / "small", 18)).status == 200
 
         reply = client.load("greedy", write_eater(root / "greedy", 1, initialize=_GROWS))
@@ -78,7 +76,7 @@ def test_growing_load_is_ended_before_the_kernel_acts(
         assert "needs more than" in body["error"]
         pod.wait_for("model.load_ended", model_id="greedy")
         assert body["limit_bytes"] == _POD_BYTES - 128 * MIB
-        assert client.post("/models/small/invoke", infer_body(1.5)).status == 200
+        assert client.invoke("small", 1.5).status == 200
     assert oom_kills(group) == "0"
     assert is_alive(server)
     check_agreement(pod)

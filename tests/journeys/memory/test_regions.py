@@ -93,8 +93,8 @@ def check_serves(client: Client, name: str) -> None:
 
 
 def die(client: Client, name: str = "m") -> None:
-    reply = client.post(f"/models/{name}/invoke", infer_body(1.0))
-    assert (reply.status, reply.json()["code"]) == (500, "InferenceFailed"), reply.body
+    reply = client.invoke(name)
+    assert (reply.status, reply.code) == (500, "InferenceFailed"), reply.body
 
 
 @pytest.mark.parametrize("end", ["dies", "hangs"])
@@ -108,10 +108,10 @@ def test_unload_frees_regions_of_dead_processes(
     if end == "dies":
         die(client)
     else:
-        hung = client.post("/models/m/invoke", infer_body(3.0))
+        hung = client.invoke("m", 3.0)
         assert hung.status == 504, hung.body
 
-    reply = client.delete("/models/m")
+    reply = client.unload("m")
 
     assert reply.status == 200, reply.body
     assert regions(adapter) == {}
@@ -139,7 +139,7 @@ def test_loaded_models_keep_their_regions(
             answers = 0
             while not end or answers < 5:
                 name = ("other", "calls")[answers % 2]
-                assert own.post(f"/models/{name}/invoke", infer_body(4.0)).status == 200
+                assert own.invoke(name, 4.0).status == 200
                 answers += 1
                 time.sleep(0.01)
             for name in ("other", "calls"):
@@ -149,11 +149,11 @@ def test_loaded_models_keep_their_regions(
         using = others.ask(use)
         try:
             die(client)
-            assert client.delete("/models/m").status == 200
+            assert client.unload("m").status == 200
             assert {*regions(adapter)} == kept
         finally:
             end.append(True)
-        assert using.result()[0] >= 5
+        assert using.result() >= 5
 
 
 def test_dead_instances_region_stays_with_the_model(
@@ -168,10 +168,10 @@ def test_dead_instances_region_stays_with_the_model(
     os.kill(victim, signal.SIGKILL)
     wait_until(lambda: not is_alive(victim), 60, "it has ended")
     assert client.load("other", other).status == 200
-    assert client.delete("/models/other").status == 200
+    assert client.unload("other").status == 200
     assert {*regions(adapter)} == both
 
-    assert client.delete("/models/m").status == 200
+    assert client.unload("m").status == 200
 
     assert regions(adapter) == {}
 

@@ -3,7 +3,7 @@
 import os
 import signal
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,6 @@ from tests.asking import model_names, quoted, triton_index
 from tests.journeys.memory.models import MIB, check_agreement, counted, write_eater
 from tests.processes import beside, triton_client, tritonserver
 from tests.running import COMPLETE, EMBEDDED, Client, RunningAdapter, embedded_adapter, wait_until
-from tests.trees import infer_body
 
 pytestmark = pytest.mark.triton
 
@@ -41,7 +40,7 @@ def load_all(client: Client, package: Path) -> None:
 
 
 def invoke(client: Client, name: str) -> int:
-    return client.post(f"/models/{quoted(name)}/invoke", infer_body(1.0)).status
+    return client.invoke(name).status
 
 
 def check_served_and_unloaded(adapter: RunningAdapter, client: Client) -> None:
@@ -49,7 +48,7 @@ def check_served_and_unloaded(adapter: RunningAdapter, client: Client) -> None:
     assert [invoke(client, name) for name in _NAMES] == [200, 200]
     check_agreement(adapter)
     for name in _NAMES:
-        assert client.delete(f"/models/{quoted(name)}").status == 200
+        assert client.unload(name).status == 200
     assert adapter.state()["models"] == []
     check_agreement(adapter)
 
@@ -59,14 +58,14 @@ def test_restarted_adapter_serves_what_was_loaded(
     triton: RunningAdapter, package: Path, number: signal.Signals
 ) -> None:
     flags = (f"--model-roots={package.parent}", _LIMIT)
-    with beside(triton, *flags) as first, closing(first.client()) as client:
+    with beside(triton, *flags) as first, first.client() as client:
         load_all(client, package)
         before = first.state()
         first.stop(number)
     ready = {name for name, state in triton_index(triton).items() if state == "READY"}
     assert len(ready) == len(_NAMES)
 
-    with beside(triton, *flags) as second, closing(second.client()) as client:
+    with beside(triton, *flags) as second, second.client() as client:
         after = second.state()
 
         assert {line["model_id"] for line in second.events("model.adopted")} == set(_NAMES)
@@ -97,12 +96,12 @@ def test_measured_sizes_are_known_to_next_run(tmp_path: Path) -> None:
         *(f"--model-roots={package.parent}", f"--repository={repository}"),
         *("--memory-source=host", "--memory-limit=512MiB", "--memory-reserve=0"),
     )
-    with running(*flags) as first, closing(first.client()) as client:
+    with running(*flags) as first, first.client() as client:
         assert client.load("m", package).status == 200
         wait_until((repository / FILE_NAME).exists, 60, "the size is written down")
         first.stop(signal.SIGKILL)
 
-    with running(*flags) as second, closing(second.client()) as client:
+    with running(*flags) as second, second.client() as client:
         assert model_names(client) == []  # that Triton has ended with its adapter
         assert client.load("again", package).status == 200
         assert [predicted(second, upto) for upto in ("0.9", "1.1", "+Inf")] == [0, 1, 1]
@@ -134,7 +133,7 @@ def test_restarted_triton_is_noticed_at_once(
 ) -> None:
     """The embedded one is: test_killed.py, test_ping.py."""
     flags = (f"--model-roots={package.parent}", _LIMIT, f"--on-triton-restart={mode}")
-    with beside(triton, *flags) as adapter, closing(adapter.client()) as client:
+    with beside(triton, *flags) as adapter, adapter.client() as client:
         load_all(client, package)
         restarts = len(triton.events("triton.restarted")) + 1
         os.kill(tritonserver(triton), signal.SIGKILL)
@@ -161,9 +160,9 @@ def folders(adapter: RunningAdapter) -> list[Path]:
 @pytest.mark.races
 def test_list_soon_drops_what_triton_lost(triton: RunningAdapter, package: Path) -> None:
     flags = (f"--model-roots={package.parent}", _LIMIT)
-    with beside(triton, *flags) as adapter, closing(adapter.client()) as client:
+    with beside(triton, *flags) as adapter, adapter.client() as client:
         load_all(client, package)
-        with closing(triton_client(triton)) as raw:
+        with triton_client(triton) as raw:
             assert raw.post("/v2/repository/models/one/unload", {}).status == 200
 
         adapter.wait_for("triton.models_vanished", 2 * _NOTICED_SECONDS, models=["one"])

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,11 +49,11 @@ def http_outcome(reply: Reply) -> Outcome:
     if reply.status == 200:
         return Outcome(is_out_of_memory=False, text=None)
     assert 400 <= reply.status < 600
-    return Outcome(reply.status == 507, reply.json()["error"])
+    return Outcome(reply.status == 507, reply.error)
 
 
 def infer_by_http(adapter: RunningAdapter, name: str, body: dict[str, object]) -> Outcome:
-    with closing(adapter.client(120)) as client:
+    with adapter.client(120) as client:
         return http_outcome(client.post(f"/models/{name}/invoke", body))
 
 
@@ -95,14 +95,14 @@ def beside_another_model(*flags: str, root: Path) -> Iterator[RunningAdapter]:
     """An adapter whose loads do not wait for each other, with a model of its own."""
     flags = (*flags, COMPLETE, f"--load-concurrency={_AT_ONCE}", f"--model-roots={root}")
     with embedded_adapter(*flags) as adapter:
-        with closing(adapter.client()) as client:
+        with adapter.client() as client:
             assert client.load("other", write_failing_answers(root / "other")).status == 200
         yield adapter
 
 
 @pytest.fixture(scope="module")
 def raiser(running: RunningAdapter, root: Path) -> str:
-    with closing(running.client()) as client:
+    with running.client() as client:
         assert client.load("raiser", write_failing_answers(root / "raiser")).status == 200
     return "raiser"
 
@@ -187,7 +187,7 @@ def test_failed_load_is_507_as_labelled(
         if not is_as_labelled(label, http_outcome(reply), said):
             wrong.append((label, reply.body[:500]))
     assert wrong == []
-    with closing(running.client()) as client:
+    with running.client() as client:
         assert set(model_names(client)) <= {"raiser", "other"}
 
 
@@ -204,13 +204,13 @@ def test_load_is_507_by_its_text_without_gpu(tmp_path: Path) -> None:
     with beside_another_model(root=tmp_path) as adapter:
         assert adapter.started["memory_source"] == "host"
         replies = failed_loads(adapter, packages)
-    believed = [(reply.status, reply.json()["code"]) for reply in replies]
+    believed = [(reply.status, reply.code) for reply in replies]
     assert [
         (label, replies[number].body)
         for number, label in enumerate(cases)
         if believed[number] != (507, "OutOfMemory")
     ] == []
-    of_cuda = [reply.json() for reply in replies if "CUDA" in reply.json()["error"]]
+    of_cuda = [reply.json() for reply in replies if "CUDA" in reply.error]
     assert of_cuda
     assert {body["device"] for body in of_cuda} == {None}
     assert {body["free_bytes"] for body in of_cuda} == {None}
@@ -221,7 +221,7 @@ def failed_loads(adapter: RunningAdapter, packages: Sequence[Path]) -> list[Repl
     """So many at a time as Triton takes, each over a connection of its own."""
 
     def load(package: Path) -> Reply:
-        with closing(adapter.client(120)) as client:
+        with adapter.client(120) as client:
             return client.load(package.name, package)
 
     with ThreadPoolExecutor(_AT_ONCE) as pool:

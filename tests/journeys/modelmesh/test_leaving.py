@@ -141,7 +141,7 @@ def test_models_are_named_as_their_inference_services(bucket, tmp_path):
 
 
 def is_ready(pod: RunningAdapter) -> bool:
-    with closing(Client(pod.listeners["metrics"])) as metrics:
+    with Client(pod.listeners["metrics"]) as metrics:
         return metrics.get("/readyz").status == 200
 
 
@@ -156,7 +156,7 @@ def over_grpc(address: str, name: str) -> list[float]:
 
 
 def over_rest(address: str, name: str) -> list[float]:
-    with closing(Client(address)) as client:
+    with Client(address) as client:
         answer = client.post(f"/v2/models/{name}/infer", infer_body(1.5)).json()
     assert answer["model_name"] == name
     return answer["outputs"][0]["data"]

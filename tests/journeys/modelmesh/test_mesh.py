@@ -5,7 +5,6 @@ import json
 import shutil
 import tempfile
 from collections.abc import AsyncIterator, Iterator
-from contextlib import closing
 from pathlib import Path
 
 import grpc
@@ -148,8 +147,8 @@ async def test_a_model_is_loaded_served_and_evicted(mesh, everywhere):
 @once
 async def test_next_request_loads_removed_model_again(mesh, everywhere):
     await mesh.load("m", IDENTITY, KEY)
-    with closing(everywhere.client()) as sagemaker:
-        assert sagemaker.delete("/models/m").status == 200
+    with everywhere.client() as sagemaker:
+        assert sagemaker.unload("m").status == 200
 
     assert answered(await mesh.infer(INFER, "m", numbers(1, 2))) == ("m", [1, 2])
     assert left(everywhere)[0] == ["m"]
@@ -223,7 +222,7 @@ async def test_model_loaded_past_adapter_is_unloaded_at_start(everywhere):
     folder = everywhere.repository / "stranger"
     write_python_model(folder)
     try:
-        with closing(triton_client(everywhere)) as raw:
+        with triton_client(everywhere) as raw:
             assert raw.post("/v2/repository/models/stranger/load", {}).status == 200
         assert triton_index(everywhere)["stranger"] == "READY"
         async with started(everywhere):
@@ -305,7 +304,7 @@ async def test_unary_model_calls_go_through_alone(mesh):
 
 @once
 async def test_model_is_the_same_at_every_listener(mesh, everywhere):
-    with closing(everywhere.client()) as sagemaker:
+    with everywhere.client() as sagemaker:
         assert sagemaker.load("theirs", IDENTITY).status == 200
         loaded = await mesh.load("theirs", IDENTITY)
         [model] = everywhere.state()["models"]  # before it grows under traffic

@@ -1,7 +1,6 @@
 """examples/azureml: the deployment of the example as a process, by the routes that it names."""
 
 import shutil
-from contextlib import closing
 from pathlib import Path, PurePosixPath
 
 import pytest
@@ -55,7 +54,7 @@ def test_single_model_is_live_then_ready_and_scores(deployment, tmp_path, gate: 
     adapter = started(deployment, tmp_path / "mount")
     try:
         adapter.wait_for("adapter.listening", listener="http")
-        with closing(adapter.client()) as client:
+        with adapter.client() as client:
             gate.wait_reached()
             assert client.get(route(deployment, "liveness")).status == 200
             assert client.get(route(deployment, "readiness")).status == 503
@@ -64,7 +63,7 @@ def test_single_model_is_live_then_ready_and_scores(deployment, tmp_path, gate: 
             adapter.wait_for("adapter.started")
             assert client.get(route(deployment, "readiness")).status == 200
             reply = client.post(route(deployment, "scoring"), infer_body(1.5))
-            assert (reply.status, reply.json()["outputs"][0]["data"]) == (200, [1.5])
+            assert (reply.status, reply.data) == (200, [1.5])
     finally:
         gate.open()
         assert adapter.stop() == 0, adapter.errors
@@ -76,10 +75,10 @@ def test_the_model_of_the_example_scores_its_sample(deployment, tmp_path):
     adapter = started(deployment, tmp_path / "mount")
     try:
         adapter.wait_for("adapter.started")
-        with closing(adapter.client()) as client:
+        with adapter.client() as client:
             sample = (EXAMPLES / "digits" / "sample.json").read_bytes()
             reply = client.post(route(deployment, "scoring"), sample)
         assert reply.status == 200
-        assert len(reply.json()["outputs"][0]["data"]) == 8
+        assert len(reply.data) == 8
     finally:
         assert adapter.stop() == 0, adapter.errors

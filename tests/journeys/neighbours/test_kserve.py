@@ -4,7 +4,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -49,14 +48,14 @@ def agent(served: RunningAdapter, mounted: Path, tmp_path: Path) -> Iterator[Age
     """Versions 1 and 2 of a model are in its storage; they answer once and twice what they get."""
     for version, answer in (("1", "pass"), ("2", "values = 2 * values")):
         write_python_model(tmp_path / "storage" / version, answer=answer)
-    with closing(served.client()) as client:
+    with served.client() as client:
         yield Agent(mounted, tmp_path / "storage", client)
 
 
 def answer_of(client: Client, name: str) -> list[float] | int:
     """What the model makes of 1.5; the status where that is not 200."""
     reply = client.post(f"/v2/models/{name}/infer", infer_body(1.5))
-    return reply.json()["outputs"][0]["data"] if reply.status == 200 else reply.status
+    return reply.data if reply.status == 200 else reply.status
 
 
 def names(client: Client) -> list[str]:
@@ -107,7 +106,7 @@ def test_an_agent_that_comes_back_loads_nothing_twice(agent, served):
 def test_failed_load_says_why_then_good_one_serves(agent):
     shutil.rmtree(agent.storage / "1" / "1")
     [refused] = agent.config(("a", "s3://1"))
-    assert (refused.status, refused.json()["code"]) == (400, "InvalidModel")
+    assert (refused.status, refused.code) == (400, "InvalidModel")
 
     assert [reply.status for reply in agent.config(("a", "s3://2"))] == [200, 200]
     assert answer_of(agent.client, "a") == [3.0]
@@ -118,7 +117,7 @@ def test_returning_container_has_its_agents_models(container, mounted, tmp_path)
     """The agent does not load them again."""
     write_python_model(tmp_path / "storage" / "1")
     for run in (1, 2):
-        with started(container, mounted) as adapter, closing(adapter.client()) as client:
+        with started(container, mounted) as adapter, adapter.client() as client:
             if run == 1:
                 Agent(mounted, tmp_path / "storage", client).config(("a", "s3://1"))
             else:

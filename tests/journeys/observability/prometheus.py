@@ -6,7 +6,7 @@ import shutil
 import subprocess
 import urllib.parse
 from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -108,12 +108,12 @@ class Prometheus:
         return list(self._get("/api/v1/alerts", {})["data"]["alerts"])
 
     def _get(self, path: str, query: Mapping[str, str]) -> Any:
-        with closing(Client(self.address)) as client:
+        with Client(self.address) as client:
             return client.get(f"{path}?{urllib.parse.urlencode(query)}").json()
 
     def is_ready(self) -> bool:
         try:
-            with closing(Client(self.address)) as client:
+            with Client(self.address) as client:
                 return client.get("/-/ready").status == 200
         except OSError:  # it does not listen yet
             return False

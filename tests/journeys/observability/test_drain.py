@@ -5,7 +5,6 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing
 from functools import partial
 from http.client import RemoteDisconnected
 from pathlib import Path
@@ -17,7 +16,7 @@ from grpc_health.v1 import health_pb2
 from tests.asking import Gate, background
 from tests.grpc_calls import calls_to, infer_request
 from tests.running import COMPLETE, EXAMPLES, Client, RunningAdapter, embedded_adapter, wait_until
-from tests.trees import infer_body, write_python_model
+from tests.trees import write_python_model
 
 pytestmark = pytest.mark.triton
 
@@ -37,17 +36,17 @@ def outcome(process: subprocess.Popen[str]) -> tuple[int, str]:
 
 
 def not_ready(adapter: RunningAdapter) -> str:
-    with closing(Client(adapter.admin)) as admin:
+    with Client(adapter.admin) as admin:
         reply = admin.get("/readyz")
         return reply.json()["reason"] if reply.status == 503 else ""
 
 
 def invoke_until_told_to_close(adapter: RunningAdapter, begun: threading.Event) -> int:
     """On one connection; every request that was sent must be answered. How many were."""
-    with closing(adapter.client()) as client:
+    with adapter.client() as client:
         count = 0
         while True:
-            reply = client.post("/models/echo/invoke", infer_body(1.0))
+            reply = client.invoke("echo")
             assert reply.status == 200, reply.body
             count += 1
             begun.set()
@@ -100,7 +99,7 @@ def test_sigterm_under_load_loses_no_answer(tmp_path: Path, gate: Gate) -> None:
     flags = (f"--model-roots={tmp_path}", f"--model-roots={EXAMPLES}", "--drain-min-seconds=3")
     flags += ("--grpc-data=127.0.0.1:0",)
     with embedded_adapter(COMPLETE, *flags) as adapter, ThreadPoolExecutor(5 * CALLERS) as pool:
-        with closing(adapter.client()) as client:
+        with adapter.client() as client:
             assert client.load("echo", EXAMPLES / "identity").status == 200
             assert client.load("slow", slow).status == 200
         begun = [threading.Event() for _ in range(3 * CALLERS)]
@@ -113,7 +112,7 @@ def test_sigterm_under_load_loses_no_answer(tmp_path: Path, gate: Gate) -> None:
         callers = [pool.submit(kinds[i % 3], adapter, seen) for i, seen in enumerate(begun)]
         streams = [OpenStream(address, pool) for address in listeners]
         with background(adapter) as others:
-            waiting = others.ask(lambda c: c.post("/models/slow/invoke", infer_body(1.0)))
+            waiting = others.ask(lambda c: c.invoke("slow"))
             wait_until(
                 lambda: adapter.models()["slow"]["in_flight"] == 3, 60, "Triton has all three"
             )
@@ -125,7 +124,7 @@ def test_sigterm_under_load_loses_no_answer(tmp_path: Path, gate: Gate) -> None:
             for stream in streams:
                 stream.go_on()
             gate.open()
-            reply = waiting.result()[0]
+            reply = waiting.result()
         assert (reply.status, reply.headers["Connection"]) == (200, "close")
         assert [stream.answers.result(30) for stream in streams] == [2, 2]
         assert min(counts) > 0
@@ -139,24 +138,24 @@ def test_requests_are_answered_after_listeners_close(tmp_path: Path, gate: Gate)
         ThreadPoolExecutor() as pool,
         background(adapter) as others,
     ):
-        with closing(adapter.client()) as client:
+        with adapter.client() as client:
             assert client.load("slow", slow).status == 200
         stream = OpenStream(adapter.grpc, pool)
         stream.go_on()
-        waiting = others.ask(lambda c: c.post("/models/slow/invoke", infer_body(1.0)))
+        waiting = others.ask(lambda c: c.invoke("slow"))
         wait_until(lambda: adapter.models()["slow"]["in_flight"] == 2, 60, "Triton has both")
         gate.wait_reached()
         adapter.process.send_signal(signal.SIGTERM)
         wait_until(lambda: is_refused(adapter.http), 60, "the listener is closed")
         assert not_ready(adapter) == "stopping"  # who probes is still told why
         gate.open()
-        assert waiting.result()[0].status == 200
+        assert waiting.result().status == 200
         assert stream.answers.result(30) == 2
         assert adapter.process.wait(40) == 0
 
 
 def is_refused(address: str) -> bool:
-    with closing(Client(address)) as client:
+    with Client(address) as client:
         try:
             client.get("/ping")
         except ConnectionRefusedError:
@@ -173,16 +172,16 @@ def test_drain_waits_for_requests_and_refuses_loads(tmp_path: Path, gate: Gate) 
     with (
         embedded_adapter(COMPLETE, *flags) as adapter,
         background(adapter) as others,
-        closing(adapter.client()) as client,
+        adapter.client() as client,
     ):
         assert client.load("slow", slow).status == 200
-        waiting = others.ask(lambda c: c.post("/models/slow/invoke", infer_body(1.0)))
+        waiting = others.ask(lambda c: c.invoke("slow"))
         gate.wait_reached()
         process = drain(adapter, f"--url=unix:{listener}", "--timeout=100")
         wait_until(lambda: client.get("/ping").status == 503, 60, "the drain has begun")
         refusals = [
             client.load("echo", EXAMPLES / "identity"),
-            client.delete("/models/slow"),
+            client.unload("slow"),
             client.post("/v2/repository/models/slow/unload", {}),
             client.get("/v2/health/ready"),
         ]
@@ -191,8 +190,8 @@ def test_drain_waits_for_requests_and_refuses_loads(tmp_path: Path, gate: Gate) 
         assert process.poll() is None
         gate.open()
         assert outcome(process) == (0, "")
-        assert waiting.result()[0].status == 200
-        assert client.post("/models/slow/invoke", infer_body(1.0)).status == 200
+        assert waiting.result().status == 200
+        assert client.invoke("slow").status == 200
 
 
 def test_drain_past_its_time_says_what_is_left(tmp_path: Path, gate: Gate) -> None:
@@ -208,7 +207,7 @@ def test_drain_past_its_time_says_what_is_left(tmp_path: Path, gate: Gate) -> No
         assert "1 in flight after 0.2" in said
         assert not_ready(adapter) == "draining"
         gate.open()
-        assert loading.result()[0].status == 200
+        assert loading.result().status == 200
         assert outcome(drain(adapter)) == (0, "")
 
 

@@ -1,7 +1,6 @@
 """What the log of the real command tells of loads, unloads and failed requests, and at debug."""
 
 from collections.abc import Iterator
-from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -80,7 +79,7 @@ def test_refused_or_failed_load_is_logged_once(
 
 def test_load_and_unload_are_logged_with_sizes(adapter: RunningAdapter, client: Client) -> None:
     assert client.load("freed", IDENTITY).status == 200
-    assert client.delete("/models/freed").status == 200
+    assert client.unload("freed").status == 200
     events = ["model.loading", "model.loaded", "model.unloading", "model.unloaded"]
     lines = [adapter.wait_for(event, model_id="freed") for event in events]
     loading, loaded, unloading, unloaded = lines
@@ -95,12 +94,12 @@ def test_load_and_unload_are_logged_with_sizes(adapter: RunningAdapter, client: 
 def told() -> Iterator[RunningAdapter]:
     """An adapter at debug, after a load, an inference over HTTP, one over gRPC and an unload."""
     with embedded_adapter("--log-level=debug") as adapter:
-        with closing(adapter.client()) as client, calls_to(adapter.grpc) as calls:
+        with adapter.client() as client, calls_to(adapter.grpc) as calls:
             assert client.load("identity", IDENTITY).status == 200
-            assert client.post("/models/identity/invoke", infer_body(1.0)).status == 200
+            assert client.invoke("identity").status == 200
             assert calls.infer("identity", 1.0) == [1.0]
             assert client.load("refused-once", "/nowhere").status == 400
-            assert client.delete("/models/identity").status == 200
+            assert client.unload("identity").status == 200
         adapter.wait_for("request.answered", method="unload")  # and all lines before it
         yield adapter
 

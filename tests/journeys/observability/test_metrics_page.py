@@ -6,7 +6,6 @@ import re
 import secrets
 import socket
 import time
-from contextlib import closing
 
 import grpc
 import pytest
@@ -21,22 +20,22 @@ pytestmark = pytest.mark.triton
 
 
 def page(adapter: RunningAdapter) -> str:
-    with closing(Client(adapter.admin)) as admin:
+    with Client(adapter.admin) as admin:
         return admin.get("/metrics").body.decode()
 
 
 def ask_of_everything(adapter: RunningAdapter, word: str) -> None:
     """`word` wherever a caller may put one of its own."""
-    with closing(adapter.client()) as client:
+    with adapter.client() as client:
         client.load(word, EXAMPLES / "identity")
         client.load(f"{word}-none", f"/{word}")
-        client.post(f"/models/{word}/invoke", infer_body(1.0))
+        client.invoke(word)
         client.post(f"/models/{word}/invoke", {word: word}, {"X-Request-Id": word})
         client.post(f"/v2/models/{word}/infer", infer_body(1.0))
         for method in ("GET", "POST", "PUT", word.upper()):
             for path in (f"/{word}", f"/models/{word}", f"/v2/{word}", f"/v2/models/{word}/{word}"):
                 client.request(method, path)
-        client.delete(f"/models/{word}")
+        client.unload(word)
     with calls_to(adapter.grpc) as calls:
         calls.refused_infer(word, 1.0)
         unknown = calls.channel.unary_unary(f"/inference.GRPCInferenceService/{word}")
@@ -63,18 +62,17 @@ def test_nothing_that_callers_choose_makes_a_series(adapter: RunningAdapter):
 def test_a_model_is_named_while_it_is_loaded(adapter: RunningAdapter):
     name = f'a"b\\n{secrets.token_hex(4)}\n# EOF'
     label = 'model="' + name.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"') + '"'
-    with closing(adapter.client()) as client:
+    with adapter.client() as client:
         assert client.load(name, EXAMPLES / "identity").status == 200
-        path = "".join(f"%{byte:02X}" for byte in name.encode())
         for _ in range(3):
-            assert client.post(f"/models/{path}/invoke", infer_body(1.0)).status == 200
+            assert client.invoke(name).status == 200
         assert counted(adapter, f"triton_adapter_model_requests_total{{{label}}}") == 3
         assert 0 <= counted(adapter, f"triton_adapter_model_last_used_seconds{{{label}}}") < 60
         labels = re.escape(f'device="host",{label},state="READY"')
         taken = rf"^triton_adapter_model_bytes{{{labels}}} (\S+)"
         [found] = re.findall(taken, page(adapter), re.MULTILINE)
         assert float(found) > 2**20
-        assert client.delete(f"/models/{path}").status == 200
+        assert client.unload(name).status == 200
     assert label not in page(adapter)
     assert counted(adapter, "triton_adapter_models_without_series") == 0
 
@@ -96,7 +94,7 @@ PROMETHEUS = (
     ],
 )
 def test_log_has_the_requested_form(adapter: RunningAdapter, accept, content_type, end):
-    with closing(Client(adapter.admin)) as admin:
+    with Client(adapter.admin) as admin:
         reply = admin.get("/metrics", Accept=accept)
     assert reply.status == 200
     assert reply.headers["Content-Type"].startswith(content_type)
@@ -109,7 +107,7 @@ def test_log_has_the_requested_form(adapter: RunningAdapter, accept, content_typ
     [("gzip", True), ("deflate, GZIP;q=0.8", True), ("identity", False), ("br", False)],
 )
 def test_page_is_compressed_for_clients_that_can(adapter: RunningAdapter, accepted, is_packed):
-    with closing(Client(adapter.admin)) as admin:
+    with Client(adapter.admin) as admin:
         reply = admin.get("/metrics", **{"Accept-Encoding": accepted})
         bare = admin.get("/metrics")
     assert bare.headers["Content-Encoding"] is None
@@ -124,7 +122,7 @@ def test_page_is_compressed_for_clients_that_can(adapter: RunningAdapter, accept
 def test_a_ping_is_counted_as_one(adapter: RunningAdapter):
     series = 'triton_adapter_requests_total{code="200",frontend="sagemaker",method="ping"}'
     before = counted(adapter, series)
-    with closing(adapter.client()) as client:
+    with adapter.client() as client:
         assert client.get("/ping").status == 200
     assert counted(adapter, series) == before + 1
 
@@ -146,12 +144,12 @@ def test_request_time_is_tritons_and_the_adapters(adapter: RunningAdapter):
             for k in kinds
         ]
 
-    with closing(adapter.client()) as client:
+    with adapter.client() as client:
         assert client.load("echo", EXAMPLES / "identity").status == 200
         before = figures()
         for _ in range(5):
-            assert client.post("/models/echo/invoke", infer_body(1.0)).status == 200
-        assert client.post("/models/none/invoke", infer_body(1.0)).status == 404
+            assert client.invoke("echo").status == 200
+        assert client.invoke("none").status == 404
         after = figures()
     counts = [new[0] - old[0] for new, old in zip(after, before, strict=True)]
     assert counts == [6, 5, 5]  # what Triton was not asked for has no share of it
@@ -164,7 +162,7 @@ def test_request_time_is_tritons_and_the_adapters(adapter: RunningAdapter):
 def test_slow_callers_time_is_not_the_adapters(adapter: RunningAdapter, way):
     """A small body is gathered before Triton is asked. A repeated header has no plan."""
     labels = '{frontend="sagemaker",method="invoke"}'
-    with closing(adapter.client()) as client:
+    with adapter.client() as client:
         client.load("echo", EXAMPLES / "identity")
     in_flight = 'triton_adapter_requests_in_flight{frontend="sagemaker"}'
     body = json.dumps(infer_body(1.0)).encode()
@@ -206,7 +204,7 @@ def test_metrics_show_build_and_idle_times(adapter: RunningAdapter):
     )
     assert re.search(r"^triton_adapter_ready 1.0$", found, re.MULTILINE)
     assert not re.search(r"^triton_adapter_least_recently_used_seconds ", found, re.MULTILINE)
-    with closing(adapter.client()) as client:
+    with adapter.client() as client:
         assert client.load("echo", EXAMPLES / "identity").status == 200
     idle = counted(adapter, "triton_adapter_least_recently_used_seconds")
     assert 0 <= idle < 60

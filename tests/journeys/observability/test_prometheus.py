@@ -1,7 +1,6 @@
 """A real Prometheus that scrapes a real adapter: what it sees of first events, and of all rules."""
 
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -59,24 +58,24 @@ def play(adapter: RunningAdapter, prometheus: Prometheus, folder: Path) -> None:
     """The first loads, inferences and refusals of a pod, until Prometheus has seen them all."""
     first, gone = write_python_model(folder / "a"), write_python_model(folder / "gone")
     large = write_python_model(folder / "b", config=LARGE)
-    with closing(adapter.client()) as client:
+    with adapter.client() as client:
         wait_until(lambda: bool(prometheus.ask("triton_adapter_ready == 1")), 30, "a scrape")
         for _ in range(2):  # the second time its size is predicted
             assert client.load("gone", gone).status == 200
-            assert client.delete("/models/gone").status == 200
+            assert client.unload("gone").status == 200
         assert client.load("a", first).status == 200
         for _ in range(5):
-            assert client.post("/models/a/invoke", infer_body(1.0)).status == 200
+            assert client.invoke("a").status == 200
         assert client.load("b", large).status == 507
-        assert client.post("/models/none/invoke", infer_body(1.0)).status == 404
+        assert client.invoke("none").status == 404
     last = 'increase(triton_adapter_requests_total{method="invoke",code="404"}[5m]) > 0.5'
     wait_until(lambda: bool(prometheus.ask(last)), 60, "all is seen")
 
 
 def play_endpoint(adapter: RunningAdapter) -> None:
     """Calls of models of the store: cold and hot ones, and one that needs an eviction."""
-    with closing(adapter.client()) as client:
-        assert client.delete("/models/a").status == 200
+    with adapter.client() as client:
+        assert client.unload("a").status == 200
         for target, use in (("one", "miss"), ("one", "hit"), ("two", "miss"), ("one", "disk")):
             headers = {"X-Amzn-SageMaker-Target-Model": target}
             reply = client.post("/endpoints/any/invocations", infer_body(1.0), headers)
@@ -127,7 +126,7 @@ def test_prometheus_keeps_any_model_name(
     adapter: RunningAdapter, prometheus: Prometheus, tmp_path: Path
 ):
     package = write_python_model(tmp_path / "a")
-    with closing(adapter.client()) as client:
+    with adapter.client() as client:
         for name in HOSTILE:
             assert client.load(name, package).status == 200
 

@@ -2,7 +2,6 @@
 
 import json
 import re
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +77,7 @@ def test_every_metric_of_an_expression_exists(expression):
 @pytest.mark.triton
 def test_every_metric_of_triton_that_is_shown_exists(adapter: RunningAdapter, client: Client):
     assert client.load("echo", EXAMPLES / "identity").status == 200  # now its series are there
-    with closing(Client(triton_metrics(adapter))) as triton:
+    with Client(triton_metrics(adapter)) as triton:
         page = triton.get("/metrics").body.decode()
     there = set(re.findall(r"^# TYPE (\S+)", page, re.MULTILINE))
     used = {name for each in expressions() for name in names_in(each) if name.startswith("nv_")}

@@ -7,13 +7,12 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from tests.running import EMBEDDED, Client, wait_until
-from tests.trees import infer_body, write_python_model
+from tests.trees import write_python_model
 
 pytestmark = pytest.mark.triton
 
@@ -36,12 +35,12 @@ def lines(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     try:
         wait_until(lambda: "adapter.started" in log.read_text(), 60, "it has started")
         [address] = re.findall(r"adapter.listening listener=http address=(\S+)", log.read_text())
-        with closing(Client(address)) as client:
+        with Client(address) as client:
             assert client.load("m", model).status == 200
-            assert client.post("/models/m/invoke", infer_body(1.0)).status == 200
+            assert client.invoke("m").status == 200
             assert client.load("absent", model.parent / "absent").status == 404
             assert client.post("/models/none/invoke", b"{}").status == 404
-            assert client.delete("/models/m").status == 200
+            assert client.unload("m").status == 200
     finally:
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0

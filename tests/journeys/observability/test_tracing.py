@@ -5,7 +5,7 @@ import secrets
 import socket
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
@@ -45,7 +45,7 @@ def adapter_to(endpoint: str, environ: dict[str, str], *flags: str) -> Iterator[
     )
     arguments = [f"--triton-args=--trace-config={one}" for one in triton]
     with embedded_adapter(COMPLETE, *arguments, *flags, environ=environ) as adapter:
-        with closing(adapter.client()) as client:
+        with adapter.client() as client:
             assert client.load("echo", ECHO).status == 200
         yield adapter
 
@@ -109,7 +109,7 @@ def chain(found: Collector, asked: Asked) -> tuple[Span, Span]:
 
 def post_to(path: str, status: int = 200) -> Callable[[RunningAdapter, str], None]:
     def post(adapter: RunningAdapter, header: str) -> None:
-        with closing(adapter.client()) as client:
+        with adapter.client() as client:
             assert client.post(path, infer_body(1.0), {"traceparent": header}).status == status
 
     return post
@@ -158,7 +158,7 @@ def test_grpc_stream_is_a_chain_of_spans(found, traced):
 
 def test_load_and_unload_are_client_spans(found, traced):
     body = {"model_name": "more", "url": str(ECHO)}
-    with closing(traced.client()) as client:
+    with traced.client() as client:
         for method, path, given, call in (
             ("POST", "/models", body, "Load"),
             ("DELETE", "/models/more", None, "Unload"),
@@ -174,7 +174,7 @@ def test_load_and_unload_are_client_spans(found, traced):
 
 def test_models_failure_marks_its_span_callers_not(found, traced, package):
     write_python_model(package, answer="raise RuntimeError('no')")
-    with closing(traced.client()) as client:
+    with traced.client() as client:
         trace, _, header = caller()
         assert client.post("/models/none/invoke", {}, {"traceparent": header}).status == 404
         [refused] = found.of(trace, ADAPTER, "server")
@@ -204,7 +204,7 @@ def test_refused_rpcs_code_is_on_its_span(found, traced):
 def test_unsampled_caller_makes_no_span(found, traced):
     unseen, _, header = caller()
     seen, _, other = caller()
-    with closing(traced.client()) as client:
+    with traced.client() as client:
         for context in (header.removesuffix("1") + "0", other):
             reply = client.post("/models/echo/invoke", infer_body(1.0), {"traceparent": context})
             assert reply.status == 200
@@ -264,7 +264,7 @@ def test_silent_collector_delays_end_by_seconds(monkeypatch):
 @pytest.mark.parametrize("call", [post_to("/models/echo/invoke"), infer])
 def test_duration_has_its_trace_as_exemplar(traced, call):
     trace, unsampled = secrets.token_hex(16), secrets.token_hex(16)
-    with closing(Client(traced.admin)) as admin:
+    with Client(traced.admin) as admin:
         for one, sampled in ((unsampled, "00"), (trace, "01")):
             given = f"00-{one}-{secrets.token_hex(8)}-{sampled}"
             call(traced, given)

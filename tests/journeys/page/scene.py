@@ -6,7 +6,7 @@ import os
 import tarfile
 import threading
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -83,17 +83,17 @@ class Scene:
     _calls: list[threading.Thread] = field(default_factory=list)
 
     def load(self, name: str) -> int:
-        with closing(self.adapter.client()) as client:
+        with self.adapter.client() as client:
             return client.load(name, self.folder / name).status
 
     def unload(self, name: str) -> int:
-        with closing(self.adapter.client()) as client:
-            return client.delete(f"/models/{name}").status
+        with self.adapter.client() as client:
+            return client.unload(name).status
 
     def invoke(self, name: str, count: int = 1) -> None:
-        with closing(self.adapter.client()) as client:
+        with self.adapter.client() as client:
             for _ in range(count):
-                assert client.post(f"/models/{name}/invoke", infer_body(1.0)).status == 200
+                assert client.invoke(name).status == 200
 
     def call_for_what_arrives(self) -> None:
         """Call for a model of the store, and wait for no answer."""
@@ -101,7 +101,7 @@ class Scene:
         self._calls[-1].start()
 
     def call_for(self, name: str) -> int:
-        with closing(self.adapter.client(timeout=600)) as client:
+        with self.adapter.client(timeout=600) as client:
             return client.post(f"/v2/models/{name}/infer", infer_body(1.0)).status
 
     def close(self) -> None:

@@ -4,11 +4,9 @@ import os
 import re
 import signal
 from collections.abc import Iterator
-from contextlib import closing
 
 import pytest
 
-from tests.asking import quoted
 from tests.journeys.page.browser import PHONE, Browser
 from tests.journeys.page.scene import ARRIVES, SIZES, TOO_MUCH, Scene, scene
 from tests.processes import suspend, tritonserver
@@ -148,7 +146,7 @@ def test_the_disk_cache_has_a_bar(opened: Scene, page: Browser) -> None:
 
 
 def test_missing_key_is_shown(opened: Scene, page: Browser) -> None:
-    with closing(opened.adapter.client()) as client:
+    with opened.adapter.client() as client:
         head = {"X-Amzn-SageMaker-Target-Model": "mistyped/model.tar.gz"}
         answer = client.post("/endpoints/default/invocations", infer_body(1.0), headers=head)
         assert answer.status == 400
@@ -195,11 +193,11 @@ def test_tritons_exit_reason_replaces_its_silence(opened: Scene, page: Browser) 
 
 def test_a_name_that_is_markup_shows_as_text(opened: Scene, page: Browser) -> None:
     write_python_model(opened.folder / "plain")
-    with closing(opened.adapter.client()) as client:
+    with opened.adapter.client() as client:
         assert client.load(EVIL, opened.folder / "plain").status == 200
         page.until(lambda: EVIL in page.rows(), "its name is in the table")
         page.until(lambda: EVIL in page.text(".legend"), "and in the legend, once it is measured")
-        assert client.delete(f"/models/{quoted(EVIL)}").status == 200
+        assert client.unload(EVIL).status == 200
     page.until(lambda: any(EVIL in each for each in page.events()), "its name is in the events")
     assert page.run("return document.images.length") == 0
 
@@ -238,7 +236,7 @@ def test_page_only_reads_until_a_button_is_pressed(opened: Scene, browser: Brows
 
     browser.until(has_polled, "it has asked")
     assert asked == {"GET"}
-    with closing(Client(opened.adapter.admin)) as admin:
+    with Client(opened.adapter.admin) as admin:
         text = admin.get("/").body.decode()
         assert admin.post("/").status == 405
     assert "innerHTML" not in text
@@ -265,7 +263,7 @@ def test_absent_adapter_is_told_and_its_return(opened: Scene, browser: Browser) 
 
 
 def test_page_shows_a_drain(browser: Browser) -> None:
-    with embedded_adapter("--examples") as adapter, closing(Client(adapter.admin)) as admin:
+    with embedded_adapter("--examples") as adapter, Client(adapter.admin) as admin:
         browser.open(adapter.admin)
         assert browser.text("#state") == "ready"
         assert admin.post("/drain?timeout=10").status == 200

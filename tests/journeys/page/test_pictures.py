@@ -5,7 +5,7 @@ import os
 import re
 import threading
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -15,7 +15,6 @@ from rich.text import Text
 from tests.journeys.client.terminal import ESCAPE, ROOT, Terminal
 from tests.journeys.page.browser import Browser
 from tests.journeys.page.scene import ARRIVES, LEAVES, SIZES, TOO_MUCH, Scene, scene
-from tests.trees import infer_body
 
 pytestmark = [pytest.mark.triton, pytest.mark.timeout(400)]
 
@@ -54,9 +53,9 @@ def traffic(played: Scene) -> Iterator[None]:
     is_over = threading.Event()
 
     def call(name: str, seconds: float) -> None:
-        with closing(played.adapter.client()) as client:
+        with played.adapter.client() as client:
             while not is_over.wait(seconds):
-                client.post(f"/models/{name}/invoke", infer_body(1.0))
+                client.invoke(name)
 
     paces = {"support-chat": 0.02, "product-search": 0.06}
     callers = [threading.Thread(target=call, args=each) for each in paces.items()]

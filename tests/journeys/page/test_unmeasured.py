@@ -1,7 +1,6 @@
 """An external Triton on a CPU: nobody can measure its memory, and each view says so."""
 
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -34,7 +33,7 @@ def test_memory_without_limit_is_told_as_unmeasured(
     triton: RunningAdapter, browser: Browser
 ) -> None:
     """Sizes are unknown then."""
-    with beside(triton) as adapter, closing(Client(adapter.admin)) as admin:
+    with beside(triton) as adapter, Client(adapter.admin) as admin:
         assert adapter.wait_for("memory.not_measured", level="warning")["reason"] == SAID
         ready = admin.get("/readyz")
         assert (ready.status, ready.json()["notes"]) == (200, [SAID])
@@ -57,7 +56,7 @@ def test_sizes_are_estimates_by_files_with_a_limit(triton: RunningAdapter, tmp_p
     (large / "1" / "weights.bin").write_bytes(bytes(80 * 2**20))
     with (
         beside(triton, "--memory-limit=1GiB", f"--model-roots={tmp_path}") as adapter,
-        closing(Client(adapter.admin)) as admin,
+        Client(adapter.admin) as admin,
     ):
         assert "notes" not in admin.get("/readyz").json()
         assert told(adapter, "load", "large", str(large)).endswith(" takes 100.0 MiB (disk)\n")

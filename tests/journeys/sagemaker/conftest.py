@@ -1,7 +1,6 @@
 """Shared here. `echo` stays loaded for a whole module: a load takes 1.5 s."""
 
 from collections.abc import Iterator
-from contextlib import closing
 
 import pytest
 
@@ -12,7 +11,7 @@ from tests.running import EXAMPLES, Client, RunningAdapter, unload_all
 @pytest.fixture(scope="module")
 def served(shared_adapter: RunningAdapter) -> Iterator[RunningAdapter]:
     """The shared adapter with `echo` loaded. A module takes either this or `adapter`."""
-    with closing(shared_adapter.client()) as client:
+    with shared_adapter.client() as client:
         assert client.load("echo", EXAMPLES / "identity").status == 200
         yield shared_adapter
         unload_all(shared_adapter)
@@ -20,12 +19,12 @@ def served(shared_adapter: RunningAdapter) -> Iterator[RunningAdapter]:
 
 @pytest.fixture
 def caller(served: RunningAdapter) -> Iterator[Client]:
-    with closing(served.client()) as client:
+    with served.client() as client:
         yield client
 
 
 @pytest.fixture
 def raw_triton(served: RunningAdapter) -> Iterator[Client]:
     """The Triton behind the adapter, asked directly."""
-    with closing(triton_client(served)) as client:
+    with triton_client(served) as client:
         yield client

@@ -1,13 +1,12 @@
 """One model's load and unload are nobody else's business."""
 
-from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from tests.asking import Gate, background
 from tests.running import EXAMPLES, Client, RunningAdapter, wait_until
-from tests.trees import infer_body, write_python_model
+from tests.trees import write_python_model
 
 pytestmark = pytest.mark.triton
 
@@ -16,7 +15,7 @@ _CONNECTIONS = 24
 
 def invoke_often(client: Client) -> set[int]:
     """The statuses of as many invocations as a connection is kept for in practice."""
-    return {client.post("/models/echo/invoke", infer_body(1.0)).status for _ in range(20)}
+    return {client.invoke("echo").status for _ in range(20)}
 
 
 def test_requests_wait_for_no_other_models_load(
@@ -32,34 +31,34 @@ def test_requests_wait_for_no_other_models_load(
             loading = others.ask(lambda c: c.load("slow", package))
             load.wait_reached()
             crowd = [others.ask(invoke_often) for _ in range(_CONNECTIONS)]
-            assert [each.result(60)[0] for each in crowd] == [{200}] * _CONNECTIONS
+            assert [each.result(60) for each in crowd] == [{200}] * _CONNECTIONS
             assert not loading.done()
             load.open()
-            assert loading.result()[0].status == 200
+            assert loading.result().status == 200
 
-            invocation = others.ask(lambda c: c.post("/models/slow/invoke", infer_body(1.0)))
+            invocation = others.ask(lambda c: c.invoke("slow"))
             answer.wait_reached()
-            unloading = others.ask(lambda c: c.delete("/models/slow"))
+            unloading = others.ask(lambda c: c.unload("slow"))
             wait_until(lambda: client.get("/models/slow").status != 200, 60, "it is unloading")
             crowd = [others.ask(invoke_often) for _ in range(_CONNECTIONS)]
-            assert [each.result(60)[0] for each in crowd] == [{200}] * _CONNECTIONS
+            assert [each.result(60) for each in crowd] == [{200}] * _CONNECTIONS
             assert not unloading.done()
         finally:
             load.open()
             answer.open()
-        assert invocation.result()[0].status == 200
-        assert unloading.result()[0].status == 200
+        assert invocation.result().status == 200
+        assert unloading.result().status == 200
 
 
 def test_racing_loads_of_a_name_agree_finally(adapter: RunningAdapter, client: Client) -> None:
     with background(adapter) as others:
         loads = [others.ask(lambda c: c.load("echo", EXAMPLES / "identity")) for _ in range(6)]
-        statuses = sorted(each.result()[0].status for each in loads)
-        deletes = [others.ask(lambda c: c.delete("/models/echo")) for _ in range(4)]
-        gone = sorted(each.result()[0].status for each in deletes)
+        statuses = sorted(each.result().status for each in loads)
+        deletes = [others.ask(lambda c: c.unload("echo")) for _ in range(4)]
+        gone = sorted(each.result().status for each in deletes)
 
     assert statuses == [200, 409, 409, 409, 409, 409]
     assert gone == [200, 404, 404, 404]
-    with closing(adapter.client()) as other:
+    with adapter.client() as other:
         assert other.get("/models").json() == {"models": []}
     assert list(adapter.repository.iterdir()) == []

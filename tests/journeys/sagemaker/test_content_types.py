@@ -6,7 +6,6 @@ import json
 import subprocess
 import zlib
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +80,7 @@ parameters { key: "adapter_content_types" value { string_value: "image/*" } }
 
 @pytest.fixture(scope="module")
 def typed(shared_adapter: RunningAdapter, model_root: Path) -> Iterator[RunningAdapter]:
-    with closing(shared_adapter.client()) as client:
+    with shared_adapter.client() as client:
         for name, text in MODELS.items():
             answer = BOTH if name == "two" else "pass"
             folder = write_python_model(model_root / f"typed {name}", config=text, answer=answer)
@@ -107,7 +106,7 @@ def typed(shared_adapter: RunningAdapter, model_root: Path) -> Iterator[RunningA
 
 @pytest.fixture
 def caller(typed: RunningAdapter) -> Iterator[Client]:
-    with closing(typed.client()) as client:
+    with typed.client() as client:
         yield client
 
 
@@ -224,7 +223,7 @@ def test_other_content_type_is_415_with_a_list(
 ) -> None:
     reply = invoke(caller, name, b"\1\2\3\4", content_type)
     assert refusal(reply) == (415, "UnsupportedMediaType", name)
-    assert reply.headers["Accept"] in reply.json()["error"]
+    assert reply.headers["Accept"] in reply.error
     assert reply.headers["Accept"].startswith(f"{JSON}, {BINARY}, ")
     assert invoke(caller, "numbers", v2([1.0])).status == 200  # on the same connection
 
@@ -264,7 +263,7 @@ def test_unacceptable_answer_is_406_with_types(
     content_type, body = sent
     reply = invoke(caller, name, body, content_type, accept)
     assert refusal(reply) == (406, "NotAcceptable", name)
-    assert why in reply.json()["error"]
+    assert why in reply.error
 
 
 @rows("accept", [TEXT, f"{TEXT}; charset=utf-8", "text/*", f"text/html, {TEXT};q=0.1"])
@@ -306,7 +305,7 @@ def test_body_of_wrong_type_is_400_with_reason(
     for sent in (body, iter([body[:3], body[3:]])):
         reply = invoke(caller, name, sent, content_type)
         assert refusal(reply) == (400, "InvalidRequest", name)
-        assert why in reply.json()["error"]
+        assert why in reply.error
 
 
 @rows(
@@ -371,7 +370,7 @@ def test_csv_has_a_limit(caller: Client) -> None:
     assert reply.body == row * 200
     reply = invoke(caller, "strict", row * 2000, CSV)
     assert refusal(reply)[:2] == (413, "PayloadTooLarge")
-    assert str(8 * MIB) in reply.json()["error"]
+    assert str(8 * MIB) in reply.error
 
 
 def test_compressed_bodies_of_these_types_are_refused(caller: Client) -> None:
@@ -406,10 +405,10 @@ def test_model_without_opt_in_takes_json_alone(
     for body in (b"\1\2", iter([b"\1", b"\2"])):
         reply = invoke(caller, "plain", body, content_type, accept)
         assert refusal(reply) == (400, "InvalidRequest", "plain")
-        assert "failed to parse the request JSON buffer" in reply.json()["error"]
+        assert "failed to parse the request JSON buffer" in reply.error
         if content_type in {NPY, CSV, RAW, "image/png"}:
             needed = f"to take '{content_type}' the model needs the parameter adapter_content_types"
-            assert needed in reply.json()["error"]
+            assert needed in reply.error
 
 
 @given(st.binary(max_size=150), st.integers(0, 150), st.sampled_from([NPY, CSV, RAW, "image/png"]))
@@ -453,7 +452,7 @@ def test_invocations_of_a_single_model_take_them_too(tmp_path: Path) -> None:
     folder = write_python_model(tmp_path / "images", config=MODELS["images"])
     with (
         embedded_adapter(f"--single-model={folder}", COMPLETE) as adapter,
-        closing(adapter.client()) as client,
+        adapter.client() as client,
     ):
         reply = client.post("/invocations", JPEG, {"Content-Type": "image/jpeg", "Accept": RAW})
         assert (reply.status, reply.body) == (200, JPEG)
@@ -474,8 +473,7 @@ def test_wrong_list_fails_load_with_file_and_line(
     write_python_model(package, config=text)
     reply = client.load("wrong", package)
     assert refusal(reply)[:2] == (400, "InvalidModel")
-    assert (
-        f"config.pbtxt:{len(text.splitlines())}: parameter adapter_content_types"
-        in (reply.json()["error"])
+    assert f"config.pbtxt:{len(text.splitlines())}: parameter adapter_content_types" in (
+        reply.error
     )
-    assert why in reply.json()["error"]
+    assert why in reply.error

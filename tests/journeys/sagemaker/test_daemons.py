@@ -5,7 +5,6 @@ their own. They end with their model, and with Triton and the adapter, however t
 import os
 import signal
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -20,7 +19,7 @@ from tests.running import (
     unload_all,
     wait_until,
 )
-from tests.trees import infer_body, write_python_model
+from tests.trees import write_python_model
 
 pytestmark = pytest.mark.triton
 
@@ -76,7 +75,7 @@ class Daemon:
     def start(self, client: Client, name: str = "m") -> int:
         """The pid of a new one."""
         self._mark.unlink(missing_ok=True)
-        assert client.post(f"/models/{name}/invoke", infer_body(1.0)).status == 200
+        assert client.invoke(name).status == 200
         wait_until(lambda: self._mark.exists() and bool(self._mark.read_text()), 60, "it runs")
         pid = int(self._mark.read_text())
         assert is_alive(pid)
@@ -121,7 +120,7 @@ def adapter(lasting: RunningAdapter) -> Iterator[RunningAdapter]:
 
 @pytest.fixture
 def client(adapter: RunningAdapter) -> Iterator[Client]:
-    with closing(adapter.client()) as client:
+    with adapter.client() as client:
         yield client
 
 
@@ -131,7 +130,7 @@ def test_daemon_is_ended_before_delete_answers(
     daemon.load(client)
     pids = [daemon.start(client), daemon.start(client)]
     before = len(adapter.events("model.processes_killed"))
-    assert client.delete("/models/m").status == 200
+    assert client.unload("m").status == 200
     assert not [pid for pid in pids if is_alive(pid)]
     wait_until(lambda: len(adapter.events("model.processes_killed")) > before, 60, "it is told")
     (killed,) = adapter.events("model.processes_killed")[before:]
@@ -142,10 +141,10 @@ def test_daemon_survives_unload_of_another_model(client: Client, forked: Daemon)
     forked.load(client)
     forked.load(client, "other")
     first, second = forked.start(client), forked.start(client, "other")
-    assert client.delete("/models/other").status == 200
+    assert client.unload("other").status == 200
     assert not is_alive(second)
     assert is_alive(first)
-    assert client.delete("/models/m").status == 200
+    assert client.unload("m").status == 200
     assert not is_alive(first)
 
 
@@ -155,9 +154,9 @@ def test_unattributed_daemon_ends_with_last_possible_model(
     executed.load(client)
     executed.load(client, "other")
     pid = executed.start(client, "other")
-    assert client.delete("/models/other").status == 200
+    assert client.unload("other").status == 200
     executed.load(client, "other")
-    assert client.delete("/models/m").status == 200
+    assert client.unload("m").status == 200
     assert not is_alive(pid)
 
 
@@ -198,8 +197,8 @@ def test_daemon_copying_the_stub_is_no_stub(
     for stub in stubs(adapter, "m"):
         if stub != pid:
             os.kill(stub, signal.SIGKILL)
-    assert client.post("/models/m/invoke", infer_body(1.0)).status in {404, 500}
-    assert client.post("/models/m/invoke", infer_body(1.0)).status == 404
+    assert client.invoke("m").status in {404, 500}
+    assert client.invoke("m").status == 404
     assert client.load("m", forked.package).status == 200
     assert not is_alive(pid)
 
@@ -208,7 +207,7 @@ def test_daemons_memory_counts_until_it_ends(
     adapter: RunningAdapter, client: Client, forked: Daemon
 ) -> None:
     forked.load(client)
-    with closing(Client(adapter.admin)) as admin:
+    with Client(adapter.admin) as admin:
 
         def used() -> int:
             (device,) = admin.get("/debug/state").json()["memory"]["devices"].values()
@@ -217,7 +216,7 @@ def test_daemons_memory_counts_until_it_ends(
         before = used()
         forked.start(client)
         wait_until(lambda: used() > before + 0.9 * _HELD_BYTES, 60, "it counts")
-        assert client.delete("/models/m").status == 200
+        assert client.unload("m").status == 200
         assert used() < before + 0.5 * _HELD_BYTES
 
 
@@ -248,7 +247,7 @@ def test_a_daemon_ends_with_the_adapter(daemon: Daemon, number: signal.Signals) 
     try:
         adapter.wait_for("adapter.started")
         (keeper,) = children(adapter.process.pid)
-        with closing(adapter.client()) as client:
+        with adapter.client() as client:
             daemon.load(client)
             pid = daemon.start(client)
         adapter.process.send_signal(number)

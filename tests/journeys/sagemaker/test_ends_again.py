@@ -2,7 +2,6 @@
 
 import os
 import signal
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,7 @@ import pytest
 from tests.asking import model_names
 from tests.processes import tritonserver
 from tests.running import COMPLETE, Client, RunningAdapter, embedded_adapter, wait_until
-from tests.trees import infer_body, write_python_model
+from tests.trees import write_python_model
 
 pytestmark = [pytest.mark.triton, pytest.mark.nightly]
 
@@ -48,14 +47,14 @@ def served(client: Client, names: list[str]) -> bool:
     """These are listed and answer. Until it is asked, a Triton that was killed has them all."""
     if model_names(client) != names:
         return False
-    return all(client.post(f"/models/{n}/invoke", infer_body(1.0)).status == 200 for n in names)
+    return all(client.invoke(n).status == 200 for n in names)
 
 
 def test_models_return_when_triton_ends_twice(tmp_path: Path):
     for name in _NAMES:
         write_python_model(tmp_path / name)
     flags = (f"--model-roots={tmp_path}", "--on-triton-restart=reload")
-    with embedded_adapter(*flags, COMPLETE) as adapter, closing(adapter.client()) as client:
+    with embedded_adapter(*flags, COMPLETE) as adapter, adapter.client() as client:
         for name in _NAMES:
             assert client.load(name, tmp_path / name).status == 200
 
@@ -73,7 +72,7 @@ def test_load_that_ends_triton_is_given_up(tmp_path: Path):
         write_python_model(tmp_path / name)
     write_python_model(tmp_path / "deadly", initialize=_DEADLY.format(mark=str(mark)))
     flags = (f"--model-roots={tmp_path}", "--on-triton-restart=reload")
-    with embedded_adapter(*flags, COMPLETE) as adapter, closing(adapter.client()) as client:
+    with embedded_adapter(*flags, COMPLETE) as adapter, adapter.client() as client:
         for name in ("deadly", *others):
             assert client.load(name, tmp_path / name).status == 200
         mark.touch()
@@ -82,7 +81,7 @@ def test_load_that_ends_triton_is_given_up(tmp_path: Path):
         adapter.wait_for("model.return_given_up", 120, model_id="deadly")
         wait_until(lambda: served(client, others), 60, "the others are back")
 
-        assert client.post("/models/deadly/invoke", infer_body(1.0)).status == 404
+        assert client.invoke("deadly").status == 404
         mark.unlink()
         # a platform loads whatever is missing, so it is refused; a person tries it now
         assert client.load("deadly", tmp_path / "deadly").status == 503
@@ -109,15 +108,15 @@ def test_model_that_keeps_ending_triton_is_given_up(tmp_path: Path, how: str, wh
     flags = [f"--model-roots={tmp_path}", f"--load-at-start={tmp_path}/good/*"]
     if how == "load_at_start":
         flags.append(f"--load-at-start={tmp_path}/deadly")
-    with embedded_adapter(*flags, COMPLETE) as adapter, closing(adapter.client()) as client:
+    with embedded_adapter(*flags, COMPLETE) as adapter, adapter.client() as client:
         if how == "load":
             wait_until(lambda: served(client, ["healthy"]), 60, "it is loaded")
             assert client.load("deadly", tmp_path / "deadly").status == 200
 
         def given_up() -> bool:
-            client.post("/models/healthy/invoke", infer_body(1.0))
+            client.invoke("healthy")
             if when == "request":
-                client.post("/models/deadly/invoke", infer_body(1.0))
+                client.invoke("deadly")
             return bool(adapter.events("model.return_given_up"))
 
         wait_until(given_up, 240, "it is given up")
@@ -126,7 +125,7 @@ def test_model_that_keeps_ending_triton_is_given_up(tmp_path: Path, how: str, wh
         ends = ends_noticed(adapter)
         assert ends <= 5
 
-        assert client.post("/models/deadly/invoke", infer_body(1.0)).status == 404
+        assert client.invoke("deadly").status == 404
         [lost] = adapter.state()["forgotten"]
         assert (lost["model_id"], lost["is_given_up"]) == ("deadly", True)
 

@@ -4,7 +4,6 @@ import gzip
 import json
 import struct
 import zlib
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -40,7 +39,7 @@ def moody(served: RunningAdapter, model_root: Path) -> str:
                 return pb_utils.InferenceResponse(error=error)
         """,
     )
-    with closing(served.client()) as client:
+    with served.client() as client:
         assert client.load("moody", folder).status == 200
     return "/models/moody/invoke"
 
@@ -180,7 +179,7 @@ def test_an_unsupported_content_encoding_is_refused(caller: Client, name: str) -
 
         assert refusal(reply)[:2] == (400, "InvalidRequest")
         why = f"Content-Encoding {name!r}; gzip and deflate are understood"
-        assert reply.json()["error"] == why
+        assert reply.error == why
 
 
 def not_packed_so() -> dict[str, tuple[str, bytes]]:
@@ -220,7 +219,7 @@ def test_an_invocation_without_a_body_is_refused(caller: Client, body: object) -
     reply = caller.post(_PATH, body)
 
     assert refusal(reply) == (400, "InvalidRequest", "echo")
-    assert reply.json()["error"] == "a body is needed"
+    assert reply.error == "a body is needed"
 
 
 @rows(
@@ -238,7 +237,7 @@ def test_a_models_own_errors_keep_their_words(
     """Its NOT_FOUND says nothing about what the platform has loaded."""
     reply = caller.post(moody, infer_body(kind))
     assert refusal(reply) == refused
-    assert words in reply.json()["error"]
+    assert words in reply.error
     assert caller.post(moody, infer_body(0.0)).status == 200
 
 
@@ -249,10 +248,10 @@ def test_a_decoupled_model_is_refused(
     folder = write_python_model(model_root / "decoupled", config=config)
     assert caller.load("decoupled", folder).status == 200
 
-    reply = caller.post("/models/decoupled/invoke", infer_body(1.0))
+    reply = caller.invoke("decoupled")
 
     assert refusal(reply) == (400, "InvalidRequest", "decoupled")
-    assert "decoupled transaction policy; it takes generate_stream" in reply.json()["error"]
+    assert "decoupled transaction policy; it takes generate_stream" in reply.error
 
 
 _IDS = {
@@ -305,7 +304,7 @@ def test_misnamed_output_is_warned_of_once(
     for path in ("/models/misspelt/invoke", "/v2/models/misspelt/infer"):
         assert caller.post(path, infer_body(1.0)).json()["outputs"] == []
     happened = served.state()["events"]
-    caller.delete("/models/misspelt")
+    caller.unload("misspelt")
     served.wait_for("model.unloaded", model_id="misspelt")
 
     said = "the model answered without its output 'OUT'; does its code name the output otherwise?"

@@ -5,7 +5,6 @@ SageMaker has unpacked to /opt/ml/models/HASH/model, under the name HASH.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
@@ -136,7 +135,7 @@ def endpoint(model_root: Path) -> Iterator[RunningAdapter]:
 
 @pytest.fixture
 def platform(endpoint: RunningAdapter) -> Iterator[Client]:
-    with closing(endpoint.client()) as client:
+    with endpoint.client() as client:
         yield client
     unload_all(endpoint)
 
@@ -150,9 +149,9 @@ def test_layout_of_a_multi_model_endpoint_is_served(
     layout.make(url)
     loaded = platform.post("/models", {"model_name": name, "url": str(url)})
     assert loaded.status == 200, loaded.body
-    invoked = platform.post(f"/models/{name}/invoke", infer_body(1.0))
-    assert invoked.json()["outputs"][0]["data"] == [1.0 + layout.adds]
-    assert platform.delete(f"/models/{name}").status == 200
+    invoked = platform.invoke(name)
+    assert invoked.data == [1.0 + layout.adds]
+    assert platform.unload(name).status == 200
 
 
 @pytest.mark.parametrize("layout", OF_ONE_MODEL, ids=str)
@@ -164,7 +163,7 @@ def test_layout_of_a_single_model_is_served(tmp_path: Path, layout: Layout) -> N
     single = str(settings.single_model).replace(ONE_MODEL, str(tmp_path / "model"))
     with (
         embedded_adapter(f"--single-model={single}") as adapter,
-        closing(adapter.client()) as client,
+        adapter.client() as client,
     ):
         assert client.get("/ping").status == 200
         invoked = client.post("/invocations", infer_body(1.0)).json()
@@ -172,6 +171,6 @@ def test_layout_of_a_single_model_is_served(tmp_path: Path, layout: Layout) -> N
         name = invoked["model_name"]
         assert model_names(client) == [name]
         of_v2 = client.post(f"/v2/models/{name}/infer", infer_body(1.0))
-        assert of_v2.json()["outputs"][0]["data"] == [1.0 + layout.adds]
+        assert of_v2.data == [1.0 + layout.adds]
         for other in folders - {name}:
             assert client.get(f"/v2/models/{other}").status == 404

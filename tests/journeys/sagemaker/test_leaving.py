@@ -4,7 +4,6 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -93,12 +92,12 @@ def test_unload_waits_for_triton_despite_leaving_caller(
     leave(adapter, gate)
     wait_until(lambda: counts(adapter) == (1, 1, 1.0), 60, "it is known to go on")
     with background(adapter) as others:
-        unloading = others.ask(lambda own: own.delete("/models/m"))
+        unloading = others.ask(lambda own: own.unload("m"))
         wait_until(lambda: adapter.state()["models"][0]["state"] == "UNLOADING", 60, "it begins")
         assert triton_index(adapter)["m"] == "READY"
         assert counts(adapter) == (1, 1, 1.0)
         gate.open()
-        reply, _ = unloading.result(30)
+        reply = unloading.result(30)
     assert reply.status == 200
     assert metric(adapter, "triton_adapter_abandoned_requests") == 0
     assert len(adapter.events("model.unload_stalled")) == before
@@ -116,7 +115,7 @@ def test_stream_without_caller_is_read_to_end(
     wait_until(lambda: counts(adapter) == (1, 1, 1.0), 60, "it is known to go on")
     gate.open()
     wait_until(lambda: counts(adapter) == (0, 0, 0.0), 30, "it has ended")
-    assert client.delete("/models/m").status == 200
+    assert client.unload("m").status == 200
 
 
 @pytest.fixture
@@ -137,10 +136,10 @@ def test_abandoned_requests_refuse_no_others(
     write_python_model(package, answer=gate.statements)
 
     def time_out(_: int) -> tuple[object, ...]:
-        with closing(own.client()) as client:
-            return refusal(client.post("/models/m/invoke", infer_body(1.0)))
+        with own.client() as client:
+            return refusal(client.invoke("m"))
 
-    with closing(own.client()) as client, calls_to(own.grpc) as calls:
+    with own.client() as client, calls_to(own.grpc) as calls:
         assert client.load("m", package).status == 200
         with ThreadPoolExecutor(_MANY) as pool:
             outcomes = [*pool.map(time_out, range(_MANY))]
@@ -153,7 +152,7 @@ def test_abandoned_requests_refuse_no_others(
         gate.open()
         wait_until(lambda: counts(own) == (0, 0, 0.0), 60, "Triton is done with them")
         wait_until(  # a busy machine may need longer than the limit for the first
-            lambda: client.post("/models/m/invoke", infer_body(1.0)).status == 200, 60, "it serves"
+            lambda: client.invoke("m").status == 200, 60, "it serves"
         )
 
 
@@ -161,7 +160,7 @@ def test_dying_triton_ends_abandoned_requests(
     own: RunningAdapter, package: Path, gate: Gate
 ) -> None:
     write_python_model(package, answer=gate.statements)
-    with closing(own.client()) as client:
+    with own.client() as client:
         assert client.load("m", package).status == 200
         hang_up("/models/m/invoke")(own, gate)
         let_the_deadline_pass(own, gate)
@@ -184,7 +183,7 @@ def test_at_sigterm_nobody_waits_for_them_either(
     adapter = RunningAdapter(*EMBEDDED, *flags)
     try:
         adapter.wait_for("adapter.started")
-        with closing(adapter.client()) as client:
+        with adapter.client() as client:
             assert client.load("m", package).status == 200
         hang_up("/models/m/invoke")(adapter, gate)
         wait_until(lambda: counts(adapter)[:2] == (1, 1), 60, "it goes on")

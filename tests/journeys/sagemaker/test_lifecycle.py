@@ -4,7 +4,6 @@ import os
 import signal
 import socket
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -20,7 +19,7 @@ from tests.running import (
     embedded_adapter,
     wait_until,
 )
-from tests.trees import infer_body, write_python_model
+from tests.trees import write_python_model
 
 pytestmark = pytest.mark.triton
 
@@ -44,15 +43,15 @@ def test_sigterm_lets_work_end_and_leaves_nothing(tmp_path: Path, gate: Gate, wo
         with background(adapter) as others:
             asked = others.ask(lambda c: c.load("slow", folder))
             if work == "inference":
-                assert asked.result()[0].status == 200
-                asked = others.ask(lambda c: c.post("/models/slow/invoke", infer_body(1.0)))
+                assert asked.result().status == 200
+                asked = others.ask(lambda c: c.invoke("slow"))
             gate.wait_reached()
             family = descendants(adapter.process.pid)
             assert shared_memory(adapter)
             adapter.process.send_signal(signal.SIGTERM)
             adapter.wait_for("adapter.stopping")
             gate.open()
-            assert asked.result()[0].status == 200
+            assert asked.result().status == 200
         assert adapter.process.wait(30) == 0
         wait_until(lambda: not any(map(is_alive, family)), 60, "no process is left")
         assert not shared_memory(adapter)
@@ -64,12 +63,12 @@ def test_killed_adapter_takes_its_triton_along(tmp_path: Path, gate: Gate) -> No
     adapter = RunningAdapter(*EMBEDDED, COMPLETE, f"--model-roots={tmp_path}")
     try:
         adapter.wait_for("adapter.started")
-        with closing(adapter.client()) as client:
+        with adapter.client() as client:
             assert client.load("slow", folder).status == 200
         family = descendants(adapter.process.pid)
         assert len(family) >= 2  # tritonserver and the stub
         with background(adapter) as others:
-            others.ask(lambda c: c.post("/models/slow/invoke", infer_body(1.0)))
+            others.ask(lambda c: c.invoke("slow"))
             gate.wait_reached()
             assert adapter.stop(signal.SIGKILL) == -signal.SIGKILL
 
@@ -96,16 +95,16 @@ def list_staged(triton: RunningAdapter) -> list[str]:
 
 
 def test_the_whole_line_works_on_an_external_triton(triton: RunningAdapter) -> None:
-    with beside(triton) as adapter, closing(adapter.client()) as client:
+    with beside(triton) as adapter, adapter.client() as client:
         assert adapter.started["triton"] == "external"
         assert client.load("team/echo", EXAMPLES / "identity").status == 200
-        invoked = client.post("/models/team%2Fecho/invoke", infer_body(1.5))
+        invoked = client.invoke("team/echo", 1.5)
         assert invoked.json()["model_name"] == "team/echo"
         assert list_staged(triton) == ["ta.u.team_2fecho"]
-        assert client.delete("/models/team%2Fecho").status == 200
+        assert client.unload("team/echo").status == 200
         assert list_staged(triton) == []
         assert adapter.stop() == 0
-    with closing(triton_client(triton)) as raw:
+    with triton_client(triton) as raw:
         assert raw.get("/v2/health/live").status == 200
 
 
@@ -121,12 +120,12 @@ def test_half_done_load_of_killed_adapter_is_unloaded(
         killed.stop(signal.SIGKILL)
         gate.open()
 
-    with beside(triton, roots) as adapter, closing(adapter.client()) as client:
+    with beside(triton, roots) as adapter, adapter.client() as client:
         assert client.get("/models").json() == {"models": []}
         assert triton_index(triton).get("left-over", "UNAVAILABLE") == "UNAVAILABLE"
         assert list_staged(triton) == []
         assert client.load("left-over", package).status == 200
-        assert client.delete("/models/left-over").status == 200
+        assert client.unload("left-over").status == 200
         assert adapter.stop() == 0
 
 

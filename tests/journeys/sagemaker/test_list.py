@@ -3,7 +3,6 @@
 import base64
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 
 import pytest
 
@@ -22,12 +21,12 @@ def listing(shared_adapter: RunningAdapter) -> Iterator[Client]:
     """Five models, loaded in no order."""
 
     def load(name: str) -> int:
-        with closing(shared_adapter.client()) as loader:
+        with shared_adapter.client() as loader:
             return loader.load(name, EXAMPLES / "identity").status
 
     with ThreadPoolExecutor(5) as pool:
         assert list(pool.map(load, _NAMES)) == [200] * 5
-    with closing(shared_adapter.client()) as client:
+    with shared_adapter.client() as client:
         yield client
         unload_all(shared_adapter)
 
@@ -88,6 +87,6 @@ def test_a_query_that_cannot_be_meant_is_refused(listing: Client, query: str) ->
 # keep it last: it unloads
 def test_z_token_stays_good_when_its_model_goes(listing: Client) -> None:
     token = listing.get("/models?limit=2").json()["nextPageToken"]
-    assert listing.delete(f"/models/{_SORTED[1]}").status == 200
+    assert listing.unload(_SORTED[1]).status == 200
 
     assert names(listing.get(f"/models?next_page_token={token}")) == _SORTED[2:]

@@ -13,7 +13,7 @@ from tests.asking import (
 )
 from tests.cases import rows
 from tests.running import EXAMPLES, Client, RunningAdapter
-from tests.trees import CONFIG, infer_body, write_python_model
+from tests.trees import CONFIG, write_python_model
 
 pytestmark = pytest.mark.triton
 
@@ -38,12 +38,12 @@ def test_loading_model_is_taken_but_absent(
 
         assert refusal(client.load("slow", package)) == (409, "AlreadyLoaded", "slow")
         assert refusal(client.get("/models/slow")) == (503, "ModelNotReady", "slow")
-        invoked = client.post("/models/slow/invoke", infer_body(1.0))
+        invoked = client.invoke("slow")
         assert refusal(invoked) == (503, "ModelNotReady", "slow")
         assert client.get("/models").json() == {"models": []}
 
         gate.open()
-        assert loading.result()[0].status == 200
+        assert loading.result().status == 200
     assert model_names(client) == ["slow"]
 
 
@@ -64,7 +64,7 @@ def test_two_declared_models_load_side_by_side(
         finally:
             for gate in gates.values():
                 gate.open()
-        assert [load.result()[0].status for load in loads] == [200, 200]
+        assert [load.result().status for load in loads] == [200, 200]
     assert model_names(client) == ["left", "right"]
 
 
@@ -82,7 +82,7 @@ def test_model_url_is_told_as_it_was_given(
 
     with background(adapter) as others:
         loads = {n: others.ask(lambda c, n=n, u=u: c.load(n, u)) for n, u in urls.items()}
-        replies = {name: load.result()[0] for name, load in loads.items()}
+        replies = {name: load.result() for name, load in loads.items()}
 
     described = [{"modelName": n, "modelUrl": u} for n, u in sorted(urls.items())]
     assert [replies[n].json() for n in sorted(urls)] == described
@@ -94,7 +94,7 @@ def test_a_missing_folder_is_404(client: Client, package: Path) -> None:
     reply = client.load("echo", package / "nothing")
 
     assert refusal(reply)[:2] == (404, "SourceMissing")
-    assert "nothing" in reply.json()["error"]
+    assert "nothing" in reply.error
 
 
 @rows("url", ["/etc", "/etc/no-such-thing", "relative", "s3://bucket/x", "/", "{}/../../../etc"])
@@ -123,8 +123,8 @@ def test_broken_config_is_refused_with_its_place(client: Client, package: Path) 
     reply = client.load("echo", package)
 
     assert refusal(reply)[:2] == (400, "InvalidModel")
-    assert f"{package}/config.pbtxt:5:" in reply.json()["error"]
-    assert "many" in reply.json()["error"]
+    assert f"{package}/config.pbtxt:5:" in reply.error
+    assert "many" in reply.error
 
 
 def test_raising_model_is_refused_and_leaves_nothing(
@@ -135,7 +135,7 @@ def test_raising_model_is_refused_and_leaves_nothing(
     failed = client.load("echo", package)
 
     assert refusal(failed) == (400, "InvalidModel", "echo")
-    assert "the weights are of 1999" in failed.json()["error"]
+    assert "the weights are of 1999" in failed.error
     assert refusal(client.get("/models/echo"))[0] == 404
     assert list(adapter.repository.iterdir()) == []
     assert triton_index(adapter).get("echo", "UNAVAILABLE") != "READY"

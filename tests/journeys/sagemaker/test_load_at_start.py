@@ -5,7 +5,7 @@ import re
 import shutil
 import signal
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -13,7 +13,7 @@ import pytest
 from tests.asking import Gate
 from tests.processes import tritonserver
 from tests.running import COMPLETE, EMBEDDED, Client, RunningAdapter, embedded_adapter, wait_until
-from tests.trees import infer_body, write_python_model
+from tests.trees import write_python_model
 
 pytestmark = pytest.mark.triton
 
@@ -22,7 +22,7 @@ RELOAD = {"parameters": {"force_reload": True}}
 
 
 def invoked(client: Client, name: str) -> int:
-    return client.post(f"/models/{name}/invoke", infer_body(1.0)).status
+    return client.invoke(name).status
 
 
 def reason(admin: Client) -> str | None:
@@ -43,7 +43,7 @@ def counted(admin: Client) -> dict[str, float]:
 @contextmanager
 def starting(*flags: str) -> Iterator[tuple[RunningAdapter, Client]]:
     """From the moment on when Triton is there."""
-    with embedded_adapter(*flags, COMPLETE) as adapter, closing(Client(adapter.admin)) as admin:
+    with embedded_adapter(*flags, COMPLETE) as adapter, Client(adapter.admin) as admin:
         yield adapter, admin
 
 
@@ -55,20 +55,20 @@ def test_probes_are_ready_with_every_wanted_model(tmp_path: Path, gate: Gate):
         f"--load-at-start={tmp_path}/quick",
         f"--load-at-start=other={tmp_path}/slow",
     )
-    with starting(*flags) as (adapter, admin), closing(adapter.client()) as client:
+    with starting(*flags) as (adapter, admin), adapter.client() as client:
         gate.wait_reached()
         wait_until(lambda: wanted(admin)["quick"] == "loaded", 60, "the quick one is loaded")
         assert admin.get("/startup").status == 200
         assert client.get("/ping").status == 503
         assert reason(admin) == "1 of 2 models are to be loaded: 'other' (waiting)"
         assert counted(admin) == {"loaded": 1, "missing": 1, "unloaded": 0}
-        assert client.post("/models/quick/invoke", infer_body(1.0)).status == 200
+        assert client.invoke("quick").status == 200
 
         gate.open()
         adapter.wait_for("adapter.models_loaded", models=2)
         assert (reason(admin), client.get("/ping").status) == (None, 200)
         assert counted(admin) == {"loaded": 2, "missing": 0, "unloaded": 0}
-        assert client.post("/models/other/invoke", infer_body(1.0)).status == 200
+        assert client.invoke("other").status == 200
 
 
 def test_failing_wanted_model_is_named_and_retried(tmp_path: Path):
@@ -79,14 +79,14 @@ def test_failing_wanted_model_is_named_and_retried(tmp_path: Path):
         f"--load-at-start={tmp_path}/good",
         f"--load-at-start={tmp_path}/bad",
     )
-    with starting(*flags) as (adapter, admin), closing(adapter.client()) as client:
+    with starting(*flags) as (adapter, admin), adapter.client() as client:
         adapter.wait_for("model.load_failed", model_id="bad")
         said = re.compile(r"^1 of 2 models are to be loaded: 'bad' \(.*no weights yet", re.DOTALL)
         wait_until(lambda: said.match(str(reason(admin))) is not None, 60, "it says why")
 
         write_python_model(tmp_path / "bad")
         wait_until(lambda: reason(admin) is None, 60, "it is ready")
-        assert client.post("/models/bad/invoke", infer_body(1.0)).status == 200
+        assert client.invoke("bad").status == 200
 
 
 @pytest.mark.parametrize("restart", ["forget", "reload"])
@@ -99,11 +99,11 @@ def test_unloaded_model_stays_away_after_tritons_death(tmp_path: Path, restart):
         f"--load-at-start={tmp_path}/*",
         f"--on-triton-restart={restart}",
     )
-    with starting(*flags) as (adapter, admin), closing(adapter.client()) as client:
+    with starting(*flags) as (adapter, admin), adapter.client() as client:
         adapter.wait_for("adapter.models_loaded")
         shutil.rmtree(tmp_path / "gone")
         assert client.post("/v2/repository/models/gone/unload", {}).status == 200
-        assert client.delete("/models/changed").status == 200
+        assert client.unload("changed").status == 200
         assert client.post("/v2/repository/models/changed/load", {}).status == 200
         assert client.post("/v2/repository/models/kept/load", RELOAD).status == 200
         assert (reason(admin), counted(admin)) == (None, {"loaded": 2, "missing": 0, "unloaded": 1})
@@ -128,14 +128,14 @@ def test_unloading_broken_model_makes_adapter_ready(tmp_path: Path):
     write_python_model(tmp_path / "good")
     write_python_model(tmp_path / "bad", initialize='raise ValueError("no weights yet")')
     flags = (f"--model-roots={tmp_path}", f"--load-at-start={tmp_path}/*")
-    with starting(*flags) as (adapter, admin), closing(adapter.client()) as client:
+    with starting(*flags) as (adapter, admin), adapter.client() as client:
         adapter.wait_for("model.loaded", model_id="good")
         wait_until(lambda: wanted(admin)["bad"] == "failed", 60, "the broken one has failed")
         shutil.rmtree(tmp_path / "bad")
-        reply = client.delete("/models/bad")
+        reply = client.unload("bad")
         assert reply.status in {200, 404}  # 200: it has ended another try to load it
         if reply.status == 404:
-            assert reply.json()["error"] == (
+            assert reply.error == (
                 "model 'bad' is not loaded; its unload ends the adapter's own attempts to load it"
             )
 

@@ -6,7 +6,7 @@ import signal
 import tarfile
 import tempfile
 from collections.abc import Iterator
-from contextlib import closing, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -63,12 +63,12 @@ def test_unpacking_ends_at_its_loads_time_limit(archive: Path) -> None:
     with (
         embedded_adapter(*roots, "--load-timeout-seconds=8") as adapter,
         background(adapter) as others,
-        closing(adapter.client()) as client,
+        adapter.client() as client,
     ):
         loads = [others.ask(lambda c, n=n: c.load(f"m{n}", archive)) for n in range(6)]
         pids = suspended(adapter, 4)  # which are all threads
         for load in loads:
-            reply = load.result()[0]
+            reply = load.result()
             assert refusal(reply)[:2] == (504, "BackendTimeout")
             assert b"did not load within 8 s" in reply.body
         wait_until(lambda: adapter.state()["models"] == [], 60, "the models are absent")
@@ -117,7 +117,7 @@ def test_unpacking_ends_with_the_adapter_and_leaves_nothing(
             for pid in unpacking:
                 with suppress(ProcessLookupError):  # killed already
                     os.kill(pid, signal.SIGCONT)
-        replies = [load.result()[0] for load in loads]
+        replies = [load.result() for load in loads]
         assert stopping.process.wait(30) == 0
     for reply in replies:
         assert refusal(reply)[:2] == (503, "BackendUnavailable")

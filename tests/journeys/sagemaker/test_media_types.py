@@ -3,7 +3,6 @@
 import json
 import subprocess
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -19,7 +18,7 @@ MB = 10**6
 @pytest.fixture(scope="module")
 def own() -> Iterator[RunningAdapter]:
     """Of this module alone: Triton 2.51 died of what is asked here."""
-    with embedded_adapter() as adapter, closing(adapter.client()) as client:
+    with embedded_adapter() as adapter, adapter.client() as client:
         assert client.load("echo", EXAMPLES / "identity").status == 200
         yield adapter
 
@@ -81,5 +80,5 @@ def test_model_ignoring_a_request_ends_nothing(own, tmp_path, path) -> None:
     status, answer = curl(own.http, path, body)
     assert 400 <= status < 500, answer[:300]
     assert not own.events("triton.exited")
-    with closing(Client(own.http)) as client:
+    with Client(own.http) as client:
         assert client.get("/ping").status == 200

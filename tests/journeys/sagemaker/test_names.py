@@ -5,20 +5,11 @@ import json
 import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from tests.asking import (
-    BINARY,
-    binary_request,
-    model_names,
-    quoted,
-    refusal,
-    sized,
-    triton_index,
-)
+from tests.asking import BINARY, binary_request, model_names, quoted, refusal, sized, triton_index
 from tests.cases import rows
 from tests.processes import arguments, stubs
 from tests.running import COMPLETE, Client, Reply, RunningAdapter, embedded_adapter
@@ -53,7 +44,7 @@ def named(model_root: Path) -> Iterator[Named]:
     with embedded_adapter(f"--model-roots={model_root}", COMPLETE) as adapter:
 
         def load(name: str) -> Reply:
-            with closing(adapter.client()) as client:
+            with adapter.client() as client:
                 return client.load(name, folder)
 
         with ThreadPoolExecutor(8) as pool:
@@ -63,7 +54,7 @@ def named(model_root: Path) -> Iterator[Named]:
 
 @pytest.fixture
 def asking(named: Named) -> Iterator[Client]:
-    with closing(named[0].client()) as client:
+    with named[0].client() as client:
         yield client
 
 
@@ -104,7 +95,7 @@ def test_refused_inference_has_the_callers_model_name(asking: Client) -> None:
     reply = asking.post(f"/models/{quoted('team/a/b.tar.gz')}/invoke", body)
 
     assert refusal(reply) == (400, "InvalidRequest", "team/a/b.tar.gz")
-    assert "ta.u" not in reply.json()["error"]
+    assert "ta.u" not in reply.error
 
 
 def test_triton_disk_and_processes_see_safe_names(named: Named) -> None:
@@ -157,7 +148,7 @@ def test_names_are_not_normalised(asking: Client, model_root: Path) -> None:
 
 def unload(adapter: RunningAdapter, name: str) -> None:
     path = f"/models/{quoted(name)}"
-    with closing(adapter.client()) as client:
+    with adapter.client() as client:
         unloaded = client.delete(path)
         assert (unloaded.status, unloaded.json()) == (200, {"modelName": name})
         assert refusal(client.get(path)) == (404, "ModelNotFound", name)

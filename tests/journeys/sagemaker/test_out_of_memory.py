@@ -98,14 +98,14 @@ def test_inference_is_507_without_figures_when_unseen(client: Client, package: P
     assert client.load("words", package).status == 200
     assert client.load("other", EXAMPLES / "identity").status == 200
     for _ in range(2):
-        body = client.post("/models/words/invoke", infer_body(1.0)).json()
+        body = client.invoke("words").json()
         assert (body["code"], body["device"]) == ("OutOfMemory", None)
         assert (body["free_bytes"], body["limit_bytes"]) == (None, None)
         assert body["needed_bytes"] == 2048 * _MIB
-        again = client.post("/models/words/invoke", infer_body(1.0))
+        again = client.invoke("words")
         assert refusal(again) == (500, "InferenceFailed", "words")
-        assert "its device is not measured" in again.json()["error"]
-        assert client.post("/models/words/invoke", infer_body(0.0)).status == 200
+        assert "its device is not measured" in again.error
+        assert client.invoke("words", 0.0).status == 200
 
 
 def test_callers_words_are_no_lack_of_memory(client: Client, package: Path) -> None:
@@ -140,5 +140,5 @@ def test_inference_beyond_the_device_is_507(client: Client, adapter: RunningAdap
     assert body["code"] == "OutOfMemory"
     assert body["needed_bytes"] == 4096 * _MIB
     assert "allocate" in body["matched"].lower() or "memory" in body["matched"].lower()
-    assert ask(16).json()["outputs"][0]["data"] == [16]
+    assert ask(16).data == [16]
     assert refusal(ask(0)) == (400, "InvalidRequest", "eater")

@@ -4,7 +4,6 @@ import os
 import signal
 import socket
 import time
-from contextlib import closing
 from pathlib import Path
 from threading import Event
 
@@ -13,7 +12,7 @@ import pytest
 from tests.asking import background, refusal
 from tests.processes import suspend, tritonserver
 from tests.running import COMPLETE, EXAMPLES, Client, RunningAdapter, embedded_adapter, wait_until
-from tests.trees import infer_body, write_python_model
+from tests.trees import write_python_model
 
 pytestmark = pytest.mark.triton
 
@@ -40,10 +39,10 @@ def test_ping_is_quick_during_loads_and_unloads(
         try:
             assert client.load("echo", EXAMPLES / "identity").status == 200
             assert client.load("bad", package).status == 400
-            assert client.delete("/models/echo").status == 200
+            assert client.unload("echo").status == 200
         finally:
             is_over.set()
-        seconds = pinging.result()[0]
+        seconds = pinging.result()
     assert len(seconds) > 20
     assert max(seconds) < 1  # the platform gives it 2 s; this machine is shared
 
@@ -65,7 +64,7 @@ def test_before_triton_is_up_only_the_adapter_lives(tmp_path: Path) -> None:
         try:
             adapter.wait_for("adapter.listening", listener="http")
             adapter.wait_for("adapter.listening", listener="admin")
-            with closing(adapter.client()) as client, closing(Client(adapter.admin)) as admin:
+            with adapter.client() as client, Client(adapter.admin) as admin:
                 assert (client.get("/ping").status, client.get("/ping").body) == (503, b"")
                 assert admin.get("/livez").status == 200
                 for probe in ("/readyz", "/startup"):
@@ -74,27 +73,27 @@ def test_before_triton_is_up_only_the_adapter_lives(tmp_path: Path) -> None:
                     assert "Triton" in reply.json()["reason"]
                 loaded = client.load("echo", EXAMPLES / "identity")
                 assert refusal(loaded)[:2] == (503, "BackendUnavailable")
-                assert refusal(client.delete("/models/echo"))[:2] == (503, "BackendUnavailable")
+                assert refusal(client.unload("echo"))[:2] == (503, "BackendUnavailable")
                 assert client.get("/models").json() == {"models": []}
-                assert client.post("/models/echo/invoke", infer_body(1.0)).status == 503
+                assert client.invoke("echo").status == 503
         finally:
             assert adapter.stop() == 0
 
 
 def test_stopped_triton_is_503_until_it_continues() -> None:
-    with embedded_adapter(COMPLETE) as hurt, closing(hurt.client()) as client:
+    with embedded_adapter(COMPLETE) as hurt, hurt.client() as client:
         assert client.load("echo", EXAMPLES / "identity").status == 200
         pid = tritonserver(hurt)
 
         suspend(pid)
         try:
             wait_until(lambda: client.get("/ping").status == 503, 60, "ping notices")
-            with closing(Client(hurt.admin)) as admin:
+            with Client(hurt.admin) as admin:
                 assert admin.get("/livez").status == 200
         finally:
             os.kill(pid, signal.SIGCONT)
         wait_until(lambda: client.get("/ping").status == 200, 60, "ping is well again")
 
         assert client.get("/models/echo").status == 200
-        assert client.post("/models/echo/invoke", infer_body(1.0)).status == 200
+        assert client.invoke("echo").status == 200
         assert hurt.events("triton.restarted") == []

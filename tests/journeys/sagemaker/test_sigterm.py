@@ -6,7 +6,7 @@ SageMaker sends SIGKILL after 30 s.
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import closing, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -16,7 +16,7 @@ from tests.constants import NEVER, TRITON_HANG
 from tests.grpc_calls import calls_to
 from tests.processes import descendants, is_alive, suspend, tritonserver
 from tests.running import EMBEDDED, EXAMPLES, RunningAdapter, wait_until
-from tests.trees import infer_body, write_python_model
+from tests.trees import write_python_model
 
 pytestmark = pytest.mark.triton
 
@@ -51,7 +51,7 @@ def ends(adapter: RunningAdapter, number: signal.Signals = signal.SIGTERM) -> fl
 
 def test_an_idle_adapter_ends_at_once(running: RunningAdapter) -> None:
     """At SIGTERM, too: as each adapter of the tests does."""
-    with closing(running.client()) as client:
+    with running.client() as client:
         assert client.load("echo", EXAMPLES / "identity").status == 200
     assert ends(running, signal.SIGINT) < _DRAIN_SECONDS + _END_SECONDS
     assert running.events("triton.exited") == []
@@ -69,16 +69,16 @@ def test_requests_in_flight_learn_of_the_end(
 ) -> None:
     package = write_python_model(tmp_path / "endless", answer=gate.statements)
     with background(running) as others:
-        with closing(running.client()) as client:
+        with running.client() as client:
             assert client.load("endless", package).status == 200
-        over_http = others.ask(lambda c: c.post("/models/endless/invoke", infer_body(1.0)))
+        over_http = others.ask(lambda c: c.invoke("endless"))
         gate.wait_reached()
         over_grpc = others.ask(lambda _: infer_over_grpc(running.grpc))
         wait_until(lambda: in_flight(running) == 2, 30, "both are in flight")
         seconds = ends(running)
-        reply = over_http.result()[0]
+        reply = over_http.result()
         assert refusal(reply)[:2] == (503, "BackendUnavailable")
-        assert over_grpc.result()[0] == "UNAVAILABLE"
+        assert over_grpc.result() == "UNAVAILABLE"
     assert seconds < _DRAIN_SECONDS + _END_SECONDS
 
 
@@ -115,4 +115,4 @@ def test_ongoing_load_does_not_delay_the_end(
         gate.wait_reached()
         assert ends(running) < _DRAIN_SECONDS + _END_SECONDS
         with suppress(ConnectionError):
-            assert loading.result()[0].status == 503
+            assert loading.result().status == 503

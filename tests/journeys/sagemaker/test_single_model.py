@@ -1,6 +1,5 @@
 """--single-model: one package, loaded at start and served at /invocations."""
 
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -15,11 +14,11 @@ pytestmark = pytest.mark.triton
 def test_the_single_model_is_served_at_invocations() -> None:
     with (
         embedded_adapter(f"--single-model={EXAMPLES / 'identity'}", COMPLETE) as adapter,
-        closing(adapter.client()) as client,
+        adapter.client() as client,
     ):
         assert client.get("/ping").status == 200
         invoked = client.post("/invocations", infer_body(1.5))
-        assert invoked.json()["outputs"][0]["data"] == [1.5]
+        assert invoked.data == [1.5]
         assert invoked.json()["model_name"] == "identity"
         body, json_bytes = binary_request(4)
         raw = client.post("/invocations", body, sized(json_bytes))
@@ -36,7 +35,7 @@ def test_ping_is_503_until_single_model_loads(tmp_path: Path, gate: Gate) -> Non
     adapter = RunningAdapter(*EMBEDDED, f"--single-model={folder}")
     try:
         adapter.wait_for("adapter.listening", listener="http")
-        with closing(adapter.client()) as client, closing(Client(adapter.admin)) as admin:
+        with adapter.client() as client, Client(adapter.admin) as admin:
             gate.wait_reached()
             assert client.get("/ping").status == 503
             assert admin.get("/livez").status == 200

@@ -1,6 +1,5 @@
 """Time limits: an answer comes, and what was given up is taken down."""
 
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -19,7 +18,7 @@ def test_slow_load_is_504_and_taken_down(model_root: Path, package: Path, gate: 
     flags = (f"--model-roots={model_root}", "--load-timeout-seconds=8", COMPLETE)
     with (
         embedded_adapter(*flags, constants={HANG: 8}) as adapter,
-        closing(adapter.client()) as client,
+        adapter.client() as client,
     ):
 
         def loads(name: str, url: Path) -> bool:
@@ -29,7 +28,7 @@ def test_slow_load_is_504_and_taken_down(model_root: Path, package: Path, gate: 
 
         assert refusal(client.load("slow", package)) == (504, "BackendTimeout", "slow")
         wait_until(lambda: loads("other", EXAMPLES / "identity"), 60, "another is loaded")
-        assert client.delete("/models/other").status == 200
+        assert client.unload("other").status == 200
         gate.open()
         adapter.wait_for("model.load_failed", model_id="slow")
         assert refusal(client.get("/models/slow"))[0] == 404

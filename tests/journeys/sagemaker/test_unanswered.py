@@ -3,7 +3,6 @@
 import http.client
 import json
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from pathlib import Path
 
 import grpc
@@ -78,7 +77,7 @@ def test_unload_ends_though_request_was_never_answered(
 ) -> None:
     """A load and a stop follow."""
     processes: list[int] = []
-    with closing(adapter.client()) as client, background(adapter) as others:
+    with adapter.client() as client, background(adapter) as others:
         for name, ask in WAYS.items():
             package, mark = silent_model(tmp_path / name)
             assert client.load(name, package).status == 200
@@ -87,7 +86,7 @@ def test_unload_ends_though_request_was_never_answered(
 
         unloads = [others.ask(lambda c, n=n: c.delete(path(n))) for n in WAYS]
 
-        assert [unload.result()[0].status for unload in unloads] == [200] * len(WAYS)
+        assert [unload.result().status for unload in unloads] == [200] * len(WAYS)
         assert len(processes) == len(WAYS)
         assert not any(map(is_alive, processes))
         for name in WAYS:

@@ -3,7 +3,6 @@
 import http.client
 import json
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -40,7 +39,7 @@ def root(packages: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def client(hasty: RunningAdapter) -> Iterator[Client]:
-    with closing(hasty.client()) as client:
+    with hasty.client() as client:
         yield client
 
 
@@ -65,7 +64,7 @@ def test_endless_instances_end_before_delete_says_200(
     assert len(family) == 4
     leave_computing(hasty, "many", mark)
 
-    reply = client.delete("/models/many")
+    reply = client.unload("many")
 
     assert reply.status == 200, reply.body
     assert not [pid for pid in family if is_alive(pid)]
@@ -85,12 +84,12 @@ def test_model_that_ends_in_time_is_not_killed(
     assert client.load("slow", package).status == 200
     leave_computing(hasty, "slow", gate.reached)
     with background(hasty) as others:
-        deleting = others.ask(lambda c: c.delete("/models/slow"))
+        deleting = others.ask(lambda c: c.unload("slow"))
         wait_until(lambda: client.get("/models/slow").status == 404, 60, "the unload has begun")
         with pytest.raises(TimeoutError):
             deleting.exception(3)
         gate.open()
-        assert deleting.result()[0].status == 200
+        assert deleting.result().status == 200
     assert finalized.exists()
 
 
@@ -100,5 +99,5 @@ def test_a_finalize_that_never_ends_is_ended(
     package = write_python_model(root / "endless", finalize="import time\ntime.sleep(3600)")
     assert client.load("endless", package).status == 200
     (stub,) = stubs(hasty, "endless")
-    assert client.delete("/models/endless").status == 200
+    assert client.unload("endless").status == 200
     assert not is_alive(stub)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.asking import quoted
 from tests.running import Client, Reply, RunningAdapter
-from tests.trees import infer_body
 
 # for tests whose loads cost more than what they ask: inferences are the same at both listeners
 at_one_listener = pytest.mark.parametrize("listener", ["grpc"])
@@ -35,19 +35,19 @@ class Repository:
 
     def load(self, name: str, **parameters: object) -> Reply:
         body = {"parameters": parameters} if parameters else None
-        return self.client.post(f"/v2/repository/models/{name}/load", body)
+        return self.client.post(f"/v2/repository/models/{quoted(name)}/load", body)
 
     def load_files(self, name: str, files: Mapping[str, bytes], config: object = CONFIG) -> Reply:
         texts = {f"file:{path}": base64.b64encode(raw).decode() for path, raw in files.items()}
         return self.load(name, config=json.dumps(config), **texts)
 
     def unload(self, name: str, body: object = None) -> Reply:
-        return self.client.post(f"/v2/repository/models/{name}/unload", body)
+        return self.client.post(f"/v2/repository/models/{quoted(name)}/unload", body)
 
     def infer(self, name: str, *values: float) -> list[float]:
-        reply = self.client.post(f"/models/{name}/invoke", infer_body(*values))
+        reply = self.client.invoke(name, *values)
         assert reply.status == 200, reply.body
-        return reply.json()["outputs"][0]["data"]
+        return reply.data
 
 
 UPLOADING = ("--triton=external", "--staging=upload", "--http=127.0.0.1:0", "--admin=127.0.0.1:0")

@@ -1,7 +1,6 @@
 """Callers of adapters: with an embedded Triton, and one that uploads to another."""
 
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -36,7 +35,7 @@ def shared_uploading(triton: RunningAdapter, model_root: Path) -> Iterator[Runni
 @pytest.fixture
 def uploading(shared_uploading: RunningAdapter) -> Iterator[Repository]:
     """Calls at an adapter that uploads; what the test loaded is unloaded after it."""
-    with closing(shared_uploading.client()) as client:
+    with shared_uploading.client() as client:
         yield Repository(client)
     unload_all(shared_uploading)
 
@@ -44,5 +43,5 @@ def uploading(shared_uploading: RunningAdapter) -> Iterator[Repository]:
 @pytest.fixture
 def raw_triton(triton: RunningAdapter) -> Iterator[Client]:
     """The Triton behind the adapter that uploads, asked directly."""
-    with closing(triton_client(triton)) as client:
+    with triton_client(triton) as client:
         yield client

@@ -1,7 +1,6 @@
 """Models that stay loaded from test to test: a load takes longer than most questions to a model."""
 
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -37,6 +36,6 @@ def kept(
 ) -> Iterator[Kept]:
     """What it loads is unloaded at the end of the module."""
     root = model_root / tmp_path_factory.mktemp("kept").name
-    with closing(shared_adapter.client()) as client:
+    with shared_adapter.client() as client:
         yield Kept(client, root)
     unload_all(shared_adapter)

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.triton
 @pytest.fixture(scope="module")
 def served(shared_adapter: RunningAdapter, model_root) -> Iterator[RunningAdapter]:
     """The shared adapter with the models that clients are compared on."""
-    with closing(shared_adapter.client()) as client:
+    with shared_adapter.client() as client:
         for folder in write_client_models(model_root):
             assert client.load(folder.name, folder).status == 200
         yield shared_adapter

@@ -7,7 +7,6 @@ import os
 import shutil
 import subprocess
 import sys
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -52,7 +51,7 @@ def java(pytestconfig) -> list[str]:
 def adapter(tmp_path_factory):
     root = tmp_path_factory.mktemp("models")
     with embedded_adapter(f"--model-roots={root}", "--grpc-data=127.0.0.1:0", COMPLETE) as running:
-        with closing(running.client()) as client:
+        with running.client() as client:
             for name in MODELS:
                 path = write_python_model(root / name.replace("/", "_"))
                 assert client.load(name, path).status == 200

@@ -1,7 +1,5 @@
 """Everything of the gRPC listener that is no inference: about models, about the server, probes."""
 
-from contextlib import closing
-
 import grpc
 import pytest
 from google.protobuf.descriptor_pb2 import FileDescriptorProto
@@ -107,7 +105,7 @@ def test_with_the_setting_it_is_passed_on(open_adapter, triton, package):
     """Trace settings of a model go by the caller's name."""
     write_python_model(package)
     with (
-        closing(open_adapter.client()) as client,
+        open_adapter.client() as client,
         calls_to(open_adapter.grpc) as calls,
         calls_to(triton.grpc_address) as triton_calls,
     ):
@@ -120,7 +118,7 @@ def test_with_the_setting_it_is_passed_on(open_adapter, triton, package):
         assert calls.call("TraceSetting", request).settings["trace_rate"].value == ["7"]
         request = pb.TraceSettingRequest(model_name="nope")
         assert calls.refused("TraceSetting", request)[0] == "NOT_FOUND"
-        assert client.delete("/models/team%2Fa").status == 200
+        assert client.unload("team/a").status == 200
 
 
 def test_an_unknown_method_is_unimplemented(calls):

@@ -3,7 +3,6 @@
 import queue
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 
 import grpc
 import pytest
@@ -72,7 +71,7 @@ def load(client, package):
         return "m"
 
     yield load
-    assert client.delete("/models/m").status in {200, 404}
+    assert client.unload("m").status in {200, 404}
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +96,7 @@ def in_flight(adapter, name: str) -> int:
 
 def stands_still(adapter, name: str) -> bool:
     """Whether Triton has done all that it was asked, though answers are still owed."""
-    with closing(Client(adapter.http_address)) as triton:
+    with Client(adapter.http_address) as triton:
         (found,) = triton.get(f"/v2/models/{name}/stats").json()["model_stats"]
     return found["inference_count"] == 40 and in_flight(adapter, name) == 1
 
@@ -212,7 +211,7 @@ def test_unload_ignores_silent_streams(calls, load, asking, client, adapter):
     assert values_of(next(messages).infer_response) == [1.0]
     next(messages)  # the mark of the last one
     wait_until(lambda: in_flight(adapter, name) == 0, 30, "the answer is written")
-    assert client.delete("/models/m").status == 200
+    assert client.unload("m").status == 200
     asking.send(infer_request(name, 1.0))
     assert next(messages).error_message.endswith("ModelNotFound: model 'm' is not loaded")
 
@@ -224,11 +223,11 @@ def test_unload_waits_for_a_streams_answers(calls, load, asking, adapter, gate):
     asking.send(infer_request(name, 1.0))
     gate.wait_reached()
     with background(adapter) as others:
-        unloading = others.ask(lambda own: own.delete("/models/m"))
+        unloading = others.ask(lambda own: own.unload("m"))
         wait_until(lambda: adapter.models()[name]["state"] == "UNLOADING", 30, "it is unloading")
         gate.open()
         assert values_of(next(messages).infer_response) == [1.0]
-        assert unloading.result()[0].status == 200
+        assert unloading.result().status == 200
     asking.end()
     assert list(messages) == []
 
@@ -271,7 +270,7 @@ def test_caller_that_reads_nothing_delays_no_unload(calls, asking, load, client,
     asking.send(*(infer_request(name, 1.0) for _ in range(40)))
     wait_until(lambda: in_flight(adapter, name) == 1, 30, "Triton was asked")
     wait_until(lambda: stands_still(adapter, name), 30, "the caller's window is full")
-    assert client.delete(f"/models/{name}").status == 200
+    assert client.unload(name).status == 200
     with pytest.raises(grpc.RpcError) as raised:
         list(messages)
     assert raised.value.code() is grpc.StatusCode.UNAVAILABLE

@@ -3,7 +3,6 @@
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import closing
 
 import grpc
 import pytest
@@ -31,7 +30,7 @@ def port_of(adapter: RunningAdapter, listener: str) -> str:
 def statuses(adapter: RunningAdapter, host: str) -> Mapping[str, int]:
     found = {}
     for listener, path in PATHS.items():
-        with closing(Client(f"{host}:{port_of(adapter, listener)}")) as client:
+        with Client(f"{host}:{port_of(adapter, listener)}") as client:
             found[listener] = client.get(path).status
     return found
 

@@ -5,7 +5,7 @@ docs/v2.md has a row that says so.
 import gzip
 import json
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
@@ -50,8 +50,8 @@ def sides(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sides]:
         stack.callback(region.close)
         flags = (f"--model-roots={root}", *PASSTHROUGH, COMPLETE)
         adapter = stack.enter_context(embedded_adapter(*flags))
-        ours = stack.enter_context(closing(adapter.client()))
-        theirs = stack.enter_context(closing(triton_client(adapter)))
+        ours = stack.enter_context(adapter.client())
+        theirs = stack.enter_context(triton_client(adapter))
         assert ours.load("m", package).status == 200
         found = {"key": f"/{region.name}", "offset": 0, "byte_size": 64}
         assert theirs.post("/v2/systemsharedmemory/region/r/register", found).status == 200
@@ -476,7 +476,7 @@ def test_a_stream_of_events_that_fails_at_once(sides: Sides):
     assert (ours.status, theirs.status) == (400, 400)
     kinds = [reply.headers["Content-Type"].partition(";")[0] for reply in (ours, theirs)]
     assert kinds == ["application/json", "text/event-stream"]
-    assert "no luck" in ours.json()["error"]
+    assert "no luck" in ours.error
     assert "no luck" in json.loads(theirs.body.removeprefix(b"data: "))["error"]
     assert_has_row("REST", FIRST_EVENT, kinds[1], kinds[0])
 
@@ -501,7 +501,7 @@ def test_an_ensemble_whose_steps_are_other_folders(sides: Sides):
         (folder / "whole" / "config.pbtxt").write_text(ENSEMBLE)
     ours, theirs = (side.post("/v2/repository/models/whole/load", {}) for side in sides.rest)
     assert (ours.status, theirs.status) == (400, 200)
-    assert "has the step 'step', which is not in the package" in ours.json()["error"]
+    assert "has the step 'step', which is not in the package" in ours.error
     assert sides.rest[1].post("/v2/models/whole/infer", infer_body(1.0)).status == 200
     assert_has_row("REST", SIBLINGS, str(theirs.status), str(ours.status))
     unload = "/v2/repository/models/whole/unload"

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Iterator
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -90,7 +89,7 @@ def served(shared_adapter: RunningAdapter, model_root: Path) -> Iterator[Running
     write_adding(package / "first", 1)
     write_adding(package / "second", 2)
     write_ensemble(package / "whole", "first", "second")
-    with closing(shared_adapter.client()) as client:
+    with shared_adapter.client() as client:
         assert client.load("echo", EXAMPLES / "identity").status == 200
         assert client.load("ensemble", package).status == 200
         yield shared_adapter
@@ -99,7 +98,7 @@ def served(shared_adapter: RunningAdapter, model_root: Path) -> Iterator[Running
 
 def inferences(adapter: RunningAdapter, model: str) -> int:
     """How many Triton has answered, by its own count."""
-    with closing(adapter.client()) as client:
+    with adapter.client() as client:
         (found,) = client.get(f"/v2/models/{model}/stats").json()["model_stats"]
     assert found["inference_stats"]["fail"]["count"] == 0
     return found["inference_stats"]["success"]["count"]

@@ -46,7 +46,7 @@ def infer_in_sequence(client: Client, name: str, value: float) -> list[float]:
     parameters = {"sequence_id": 7, "sequence_start": True, "sequence_end": True}
     reply = client.post(f"/v2/models/{name}/infer", {**infer_body(value), "parameters": parameters})
     assert reply.status == 200, reply.body
-    return reply.json()["outputs"][0]["data"]
+    return reply.data
 
 
 def read_state(adapter: RunningAdapter) -> tuple[set[str], dict[str, str]]:
@@ -85,8 +85,8 @@ def test_changed_files_that_fail_leave_the_loaded_model(repository, package, ada
     for parameters in ({}, {"force_reload": True}, {"config": json.dumps(CONFIG)}):
         reply = repository.load(package.name, **parameters)
         assert refusal(reply) == (400, "InvalidModel", package.name)
-        assert "no such luck" in reply.json()["error"]
-        assert f"{package.name}#" not in reply.json()["error"], "a name of the adapter's own"
+        assert "no such luck" in reply.error
+        assert f"{package.name}#" not in reply.error, "a name of the adapter's own"
         assert repository.infer(package.name, 1.5) == [3.0]
         assert read_state(adapter) == before
     write_python_model(package, answer="values = 3 * values")
@@ -101,7 +101,7 @@ def test_failed_files_leave_those_before(repository, code, adapter):
     for broken in (b"raise ValueError('no such luck')", code(initialize=BROKEN)):
         reply = repository.load_files("m", {"1/model.py": broken})
         assert refusal(reply) == (400, "InvalidModel", "m"), reply.body
-        assert "no such luck" in reply.json()["error"]
+        assert "no such luck" in reply.error
     assert repository.infer("m", 1.5) == [3.0]
     assert read_state(adapter) == before
 
@@ -119,7 +119,7 @@ def test_calls_are_answered_while_a_model_is_updated(repository, package, adapte
             assert [(m["name"], m["state"]) for m in index] == [(package.name, "READY")]
         finally:
             gate.open()
-        assert loading.result()[0].status == 200
+        assert loading.result().status == 200
     assert repository.infer(package.name, 1.5) == [1.5]
     names = [m["modelName"] for m in repository.client.get("/models").json()["models"]]
     assert names == [package.name]
@@ -150,9 +150,9 @@ def test_unload_ends_the_update_of_its_model(repository, package, adapter, gate)
         gate.wait_reached()
         assert repository.unload(package.name).status == 200
         assert repository.index() == []
-        reply = loading.result()[0]
+        reply = loading.result()
     assert refusal(reply) == (409, "UnloadedMeanwhile", package.name)
-    assert "was unloaded while it was being loaded" in reply.json()["error"]
+    assert "was unloaded while it was being loaded" in reply.error
     folders, models = read_state(adapter)
     assert not [name for name in folders if name.startswith((package.name, "ta."))]
     assert models == {}
@@ -170,7 +170,7 @@ def test_two_updates_at_once_take_their_turns(repository, code, adapter):
             others.ask(lambda own, each=each: Repository(own).load_files("m", each))
             for each in files
         ]
-        assert [each.result()[0].status for each in asked] == [200] * 4
+        assert [each.result().status for each in asked] == [200] * 4
     assert repository.infer("m", 1.0)[0] in {2.0, 3.0}
     assert read_state(adapter)[1] == {"m": "READY"}
 
@@ -215,8 +215,8 @@ def test_failed_config_update_brings_the_model_back(repository, package, client)
     mean = {**SEQUENCES, "parameters": {"mean": {"string_value": "1"}}}
     reply = repository.load(package.name, config=json.dumps(mean))
     assert refusal(reply) == (400, "InvalidModel", package.name)
-    assert "no such luck" in reply.json()["error"]
-    assert "loaded again" in reply.json()["error"]
+    assert "no such luck" in reply.error
+    assert "loaded again" in reply.error
     assert infer_in_sequence(client, package.name, 1.5) == [1.5]
 
 
@@ -227,7 +227,7 @@ def test_irrecoverable_model_is_said_to_be_gone(repository, package, client):
     write_python_model(package, initialize=BROKEN)
     reply = repository.load(package.name, config=IN_PLACE, force_reload=True)
     assert reply.status == 400
-    assert "could not be loaded again" in reply.json()["error"]
+    assert "could not be loaded again" in reply.error
     assert client.post(f"/v2/models/{package.name}/infer", infer_body(1.0)).status == 404
 
 

@@ -1,14 +1,13 @@
 """--staging=upload: a Triton that shares no file system with the adapter."""
 
 import shutil
-from contextlib import closing
 
 import pytest
 
 from tests.asking import model_names, refusal
 from tests.journeys.v2.calls import Repository, uploading_adapter
 from tests.running import Client, wait_until
-from tests.trees import infer_body, write_python_model
+from tests.trees import write_python_model
 
 pytestmark = pytest.mark.triton
 
@@ -41,13 +40,13 @@ def test_a_model_is_loaded_invoked_listed_and_unloaded(uploading, raw_triton, tr
     client = uploading.client
     assert client.load("team/fish", package).status == 200
     assert model_names(client) == ["team/fish"]
-    assert uploading.infer("team%2Ffish", 1.0) == [7.0]
+    assert uploading.infer("team/fish", 1.0) == [7.0]
     assert [(m["name"], m["version"], m["state"]) for m in uploading.index()] == [
         ("team/fish", "", "READY")
     ]
     assert is_ready(raw_triton, "ta.u.team_2ffish")
     assert not (triton.repository / "ta.u.team_2ffish").exists()
-    assert client.delete("/models/team%2Ffish").status == 200
+    assert client.unload("team/fish").status == 200
     assert not is_ready(raw_triton, "ta.u.team_2ffish")
     assert model_names(client) == []
 
@@ -66,7 +65,7 @@ def test_a_package_with_helpers_is_uploaded_whole(uploading, raw_triton, package
     assert uploading.client.load("pair", package).status == 200
     assert uploading.infer("pair", 1.0) == [3.0]
     assert is_ready(raw_triton, "helper")
-    assert uploading.client.delete("/models/pair").status == 200
+    assert uploading.client.unload("pair").status == 200
     assert not is_ready(raw_triton, "helper")
 
 
@@ -74,12 +73,12 @@ def test_failed_load_says_why_and_leaves_nothing(uploading, raw_triton, package)
     write_python_model(package, initialize="raise ValueError('no such luck')")
     reply = uploading.client.load("bad", package)
     assert refusal(reply) == (400, "InvalidModel", "bad")
-    assert "no such luck" in reply.json()["error"]
+    assert "no such luck" in reply.error
     assert not is_ready(raw_triton, "bad")
     write_python_model(package, config='backend: "python"\nfuture_field: 7\n')
     reply = uploading.client.load("bad", package)
     assert refusal(reply)[:2] == (400, "InvalidModel")
-    assert "bad/config.pbtxt:2: field 'future_field'" in reply.json()["error"]
+    assert "bad/config.pbtxt:2: field 'future_field'" in reply.error
     assert uploading.index() == []
 
 
@@ -87,7 +86,7 @@ def test_only_the_model_triton_lost_is_forgotten(uploading, raw_triton, package)
     for name in ("one", "two"):
         assert uploading.client.load(name, write_python_model(package)).status == 200
     assert raw_triton.post("/v2/repository/models/one/unload").status == 200
-    assert uploading.client.post("/models/one/invoke", infer_body(1.0)).status == 404
+    assert uploading.client.invoke("one").status == 404
     wait_until(lambda: model_names(uploading.client) == ["two"], 30, "one is forgotten")
     assert uploading.infer("two", 1.0) == [1.0]
 
@@ -101,7 +100,7 @@ def test_models_of_tritons_repository_are_left_alone(
     assert raw_triton.post("/v2/repository/models/own/load").status == 200
     reply = uploading.client.load("own", write_python_model(package))
     assert refusal(reply) == (400, "InvalidRequest", "own")
-    assert "own repository has a model 'own'" in reply.json()["error"]
+    assert "own repository has a model 'own'" in reply.error
     assert is_ready(raw_triton, "own")
 
 
@@ -109,13 +108,13 @@ def test_uploads_end_with_adapter_even_killed(triton, raw_triton, model_root, pa
     """What a killed one left serves no stale model."""
     write_python_model(package)
     adapter = uploading_adapter(triton, model_root)
-    with closing(adapter.client()) as client:
+    with adapter.client() as client:
         assert client.load("m", package).status == 200
     adapter.stop(9)
     assert is_ready(raw_triton, "m")
     write_python_model(package, answer=DOUBLING)
     adapter = uploading_adapter(triton, model_root)
-    with closing(adapter.client()) as client:
+    with adapter.client() as client:
         assert client.load("m", package).status == 200
         assert Repository(client).infer("m", 1.0) == [2.0]
     assert adapter.stop() == 0, adapter.errors
