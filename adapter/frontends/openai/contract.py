@@ -27,7 +27,7 @@ from adapter.frontends.http.connection import Request
 from adapter.frontends.http.handled_inference import HandledInference, Inferences
 from adapter.frontends.http.instrumentation import quoted
 from adapter.frontends.http.serve import ByHand, Handle
-from adapter.frontends.openai.completions import USAGE, complete
+from adapter.frontends.openai.completions import complete
 from adapter.frontends.openai.text_models import (
     TextModel,
     choose_form,
@@ -41,9 +41,14 @@ from adapter.telemetry.traffic import waiting_for_caller
 
 _SMALL_BYTES = 2**16  # of a body that is parsed and answered without a task
 # Triton does not count tokens
-_LIST = (
+_VECTORS = (
     '{"object": "list", "model": %s, "usage": {"prompt_tokens": 0, "total_tokens": 0}, "data": ['
 )
+_CLASSES = (
+    '{"id": "classify-%s", "object": "list", "created": %d, "model": %s, '
+    '"usage": {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}, "data": ['
+)
+_CLASS = b'{"index": %d, "label": %b, "probs": %b, "num_classes": %d}'
 # as Dynamo refuses them, and what no prompt of a completion can say
 _REFUSED = (
     "add_special_tokens",
@@ -122,20 +127,13 @@ class OpenAI:
         self, handled: HandledInference, body: Body, texts: Sequence[str]
     ) -> Answer:
         """Answer with the most probable class of each text, and with all probabilities."""
-        model, written = await self._infer_rows(handled, {}, texts)
-        rows = [json.loads(row) for row in written]
-        labels = await self._find_labels(handled, model, texts[:1], len(rows[0]))
-        data = [
-            {
-                "index": index,
-                "label": labels.get(row.index(max(row))),
-                "probs": row,
-                "num_classes": len(row),
-            }
-            for index, row in enumerate(rows)
-        ]
-        form = {"id": f"classify-{uuid4().hex}", "object": "list", "created": int(clock.wall())}
-        return answer_json({**form, "model": body["model"], "data": data, "usage": USAGE})
+        model, rows = await self._infer_rows(handled, {}, texts)
+        count = rows[0].count(b",") + 1
+        labels = await self._find_labels(handled, model, texts[:1], count)
+        size = sum(len(row) for row in rows)
+        items = await converted(size, _describe_classes, rows, labels)
+        begin = _CLASSES % (uuid4().hex, clock.wall(), quoted(body["model"]))
+        return _answer_items(begin, items)
 
     async def _find_labels(
         self, handled: HandledInference, model: TextModel, texts: Sequence[str], count: int
@@ -250,7 +248,21 @@ def _answer_embeddings(record: ModelRecord, rows: Sequence[bytes]) -> Answer:
     items = [
         b'{"object": "embedding", "index": %d, "embedding": %b}' % item for item in enumerate(rows)
     ]
-    begin = _LIST % quoted(record.asked_for)
+    return _answer_items(_VECTORS % quoted(record.asked_for), items)
+
+
+def _describe_classes(rows: Sequence[bytes], labels: Mapping[int, Any]) -> list[bytes]:
+    """Return the class of each text as JSON, from probabilities that are JSON already."""
+    items = []
+    for index, row in enumerate(rows):
+        numbers = json.loads(row)
+        label = json.dumps(labels.get(numbers.index(max(numbers)))).encode()
+        items.append(_CLASS % (index, label, row, len(numbers)))
+    return items
+
+
+def _answer_items(begin: str, items: Sequence[bytes]) -> Answer:
+    """Return an answer that ends with a list of items."""
     body = begin.encode() + b", ".join(items) + b"]}\n"
     return Answer(body, {"Content-Type": "application/json"})
 

@@ -93,9 +93,10 @@ def write_embedder(
     return folder
 
 
-def write_classifier(folder: Path, *, labels: Sequence[str] = (), batch: int = 8) -> Path:
-    """The class of a text is its number of words, of three classes."""
-    width = 3
+def write_classifier(
+    folder: Path, *, labels: Sequence[str] = (), batch: int = 8, width: int = 3
+) -> Path:
+    """The class of a text is its number of words, of three classes if there are labels."""
     write_embedder(folder, salt=folder.name, batch=batch, width=width)
     config = folder / "config.pbtxt"
     if labels:
