@@ -224,6 +224,10 @@ _ROOT = _tree()
 
 def find(segments: Sequence[str]) -> Match | None:
     """Return the route of a path that was split and decoded; None if it has none."""
+    match segments:
+        # no path of OpenAI's goes on behind the name of a model, so a slash in it may stay as it is
+        case ["v1", "models", *parts] if parts:
+            segments = ["v1", "models", "/".join(parts)]
     found = _find(_ROOT, segments, 0, ())
     if found is None:
         return None

@@ -37,3 +37,15 @@ def test_model_is_told_alone_as_in_list(client: Client):
 def test_unknown_model_is_not_found(client: Client):
     reply = client.get("/v1/models/nobody")
     assert (reply.status, reply.json()["error"]["code"]) == (404, "model_not_found")
+
+
+@pytest.mark.parametrize("path", ["team/a/m", "team%2Fa%2Fm", "team/a%2Fm", "team/a/m/"])
+def test_slash_in_name_need_not_be_encoded(client: Client, path):
+    """OpenAI's clients in Go, and people with curl, do not encode it."""
+    assert client.load("team/a/m", EXAMPLES / "identity").status == 200
+    assert client.get(f"/v1/models/{path}").json()["id"] == "team/a/m"
+
+
+def test_path_behind_name_is_another_name(client: Client):
+    reply = client.get("/v1/models/batches/config")
+    assert (reply.status, reply.json()["error"]["code"]) == (404, "model_not_found")
