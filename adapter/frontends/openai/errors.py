@@ -31,6 +31,9 @@ def refusal_of(error: AdapterError | None, model_id: ModelId | None) -> Refusal:
         status = _TOO_MANY_REQUESTS
     if isinstance(error, ModelNotFound | ArtifactNotFound):
         reported["code"] = "model_not_found"
+    if isinstance(error, ModelNotFound):
+        # the store was not asked: the page names the setting that has calls load models
+        reported["error"] += "; see docs/openai.md"
     if status in (_TOO_MANY_REQUESTS, 503):
         headers["Retry-After"] = str(ceil(getattr(error, "retry_after_ms", 1000) / 1000))
     body = {

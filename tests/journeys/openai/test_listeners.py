@@ -76,3 +76,14 @@ def test_body_limit_holds_on_both_paths(store: Path, tmp_path: Path):
             assert client.post("/v1/embeddings", CALL).status == 200
             reply = client.post("/v1/embeddings", {**CALL, "input": "a" * 1025})
             assert (reply.status, reply.json()["error"]["code"]) == (413, "PayloadTooLarge")
+
+
+def test_call_is_told_the_page_without_on_demand(store: Path, tmp_path: Path):
+    """The store has the model, and calls do not load it: the page says which setting does."""
+    flags = (f"--model-store={store}", f"--cache-dir={tmp_path}", COMPLETE)
+    with embedded_adapter(*flags) as adapter, adapter.client() as client:
+        for path, text in (("embeddings", "input"), ("completions", "prompt")):
+            reply = client.post(f"/v1/{path}", {"model": "batches", text: "a text"})
+            error = reply.json()["error"]
+            assert (reply.status, error["code"]) == (404, "model_not_found")
+            assert error["message"] == "model 'batches' is not loaded; see docs/openai.md"
