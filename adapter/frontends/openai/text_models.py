@@ -71,8 +71,12 @@ def read_texts(given: object, field: str) -> list[str]:
     texts: list[Any] = given if isinstance(given, list) else [given]
     if not 0 < len(texts) <= _MOST_TEXTS:
         raise InvalidRequest(f"{field} has {len(texts)} texts; 1 to {_MOST_TEXTS} are accepted")
-    if not all(isinstance(text, str) and text for text in texts):
-        raise InvalidRequest(f"{field} must have texts; empty ones and tokens are not accepted")
+    for at, text in enumerate(texts):
+        if not (isinstance(text, str) and text):
+            raise InvalidRequest(
+                f"{field}[{at}] must be a text; empty ones and tokens are not accepted: see "
+                "docs/openai.md"
+            )
     try:
         "".join(texts).encode()
     except UnicodeEncodeError as error:
