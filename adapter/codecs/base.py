@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 # The largest text that is converted, and from which size on a thread does that.
 MAX_TEXT_BYTES = 8 * 2**20
-_SLOW_BYTES = 64 * 2**10
+SLOW_BYTES = 64 * 2**10
 # In which an object of JSON begins.
 _BEGIN_BYTES = 4 * 2**10
 _BLANKS = b" \t\r\n"
@@ -25,7 +25,7 @@ async def converted(size: int, act: Callable[P, T], *args: P.args, **kwargs: P.k
     A call of C, such as json.loads, keeps all other threads waiting: give each a few thousand
     values at a time, as csv.py does.
     """
-    if size <= _SLOW_BYTES:
+    if size <= SLOW_BYTES:
         return act(*args, **kwargs)
     return await CONVERSIONS.run(act, *args, **kwargs)
 

@@ -206,6 +206,11 @@ class FastDataPlane(Protocol):
     async def connected(self, model_id: ModelId) -> Upstream:
         """Return a connection for a call of this model; open one if all are in use."""
 
+    def compose_head(self, call: V2Call) -> bytes:
+        """Return the head of a call as Triton gets it. Raises InvalidRequest for headers that it
+        must not get.
+        """
+
     def check(
         self,
         body: bytes,

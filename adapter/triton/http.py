@@ -115,6 +115,10 @@ class HttpDataPlane:
         """One that is idle, or a new one."""
         return self._pool.take_idle() or await self._pool.connect(model_id)
 
+    def compose_head(self, call: V2Call) -> bytes:
+        """Return the head of a call as Triton gets it. Raises InvalidRequest."""
+        return head_of(call, self.host, self._headers)
+
     def check(
         self,
         body: bytes,

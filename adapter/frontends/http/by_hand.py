@@ -1,10 +1,15 @@
-"""Sends one small inference of texts to Triton in the coroutine of the connection, without a task.
+"""Sends one small inference to Triton in the coroutine of the connection, without a task.
 
-A task and what it needs take as much CPU as all the rest of a small call. Whatever has to be waited
+A task and what it needs take a third of the CPU of a small call. Whatever has to be waited
 for but the body and the answer (the model, its config, a new connection to Triton) is left to the
-handler, which runs in a task.
+handler, which runs in a task, and so is a failure that has to be judged. The outcome of a call is
+the same on both ways (tests/frontends/http/test_openai_ways.py).
 """
 
+from collections.abc import Callable
+from typing import TypeVar
+
+from adapter.codecs.base import SLOW_BYTES, converted
 from adapter.control.door import Lease
 from adapter.core.calls import Upstream
 from adapter.errors import BackendError, CapacityError
@@ -12,11 +17,9 @@ from adapter.frontends.http.connection import Request
 from adapter.frontends.http.stepping import wait_for_news
 from adapter.runtime import clock
 
+T = TypeVar("T")
+
 _HEADER_LENGTH = b"inference-header-content-length"
-_HEAD = (
-    b"POST /v2/models/%b/infer HTTP/1.1\r\nHost: %b\r\nContent-Type: application/octet-stream\r\n"
-    b"Inference-Header-Content-Length: %d\r\nContent-Length: %d\r\n\r\n"
-)
 
 
 async def gather_body(request: Request) -> bytes:
@@ -35,33 +38,43 @@ async def infer_by_hand(
     request: Request,
     lease: Lease,  # not begun yet
     upstream: Upstream,  # an idle connection to Triton
+    head: bytes,
     body: bytes,
-    json_bytes: int,
-) -> tuple[bytes, int | None]:
-    """Send an inference; return its answer, and how much of that is JSON. Raises what failed, once
-    all was released.
+    *,
+    read: Callable[[bytes, int | None], T],  # reads an answer, of which so many bytes are JSON
+) -> T:
+    """Send an inference, and return what `read` makes of its answer, in a thread if that takes
+    long. Raises the error to refuse the request with, once all was released.
     """
     connection = request.connection
-    exchange = connection.exchange
-    started_at = clock.monotonic()
-    lease.begin(started_at)
     try:
-        exchange.begin(upstream, lease.record)
-        host = connection.parts.dataplane.host.encode()
-        name = str(lease.record.name).encode()
-        upstream.send(_HEAD % (name, host, json_bytes, len(body)), body)
-        while exchange.error is None and not exchange.has_ended:
+        with lease:
+            answer, json_bytes = await _exchange(request, lease, upstream, head, body)
+            if len(answer) <= SLOW_BYTES:
+                return read(answer, json_bytes)
+            return await connection.delegate(converted(len(answer), read, answer, json_bytes))
+    except (BackendError, CapacityError) as error:
+        raise await connection.delegate(lease.judge(error)) from error
+
+
+async def _exchange(
+    request: Request, lease: Lease, upstream: Upstream, head: bytes, body: bytes
+) -> tuple[bytes, int | None]:
+    """Send an inference; return its answer, and how much of that is JSON. Triton goes on with an
+    inference that is given up, for which the lease is abandoned.
+    """
+    exchange = request.connection.exchange
+    started_at = clock.monotonic()
+    exchange.begin(upstream, lease.record)
+    try:
+        upstream.send(head, body)
+        while not exchange.has_ended:
+            if exchange.error is not None:
+                raise exchange.error
             await wait_for_news()
-    finally:
-        error: BaseException | None = exchange.error
         answer = exchange.answer or b"".join(exchange.take_pieces())
+    finally:
         exchange.leave(lease)
-        if lease.is_held():  # an abandoned lease ends when Triton is done
-            error = lease.end(error)
-    if isinstance(error, BackendError | CapacityError):
-        error = await connection.delegate(lease.judge(error))
-    if error is not None:
-        raise error
-    request.upstream_seconds = clock.monotonic() - started_at
+        request.upstream_seconds = clock.monotonic() - started_at
     sizes = [value for name, value in upstream.headers if name.lower() == _HEADER_LENGTH]
     return answer, int(sizes[0]) if sizes else None

@@ -2,7 +2,7 @@
 
 import json
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from email.utils import formatdate
 from http import HTTPStatus
@@ -45,6 +45,8 @@ FORWARDED = (
     *("Accept-Encoding", "Content-Encoding", "traceparent", "tracestate"),
     "X-Amzn-SageMaker-Custom-Attributes",
 )
+# Headers of a call by OpenAI's API that Triton gets, by which its traces and models name the call.
+FORWARDED_IDS = ("traceparent", "tracestate", "X-Request-Id")
 
 _HEADER_LENGTH = b"inference-header-content-length"
 _DROPPED = frozenset(name.encode() for name in OF_THE_CONNECTION)
@@ -108,9 +110,11 @@ def list_call_headers(headers: Mapping[str, str], *, is_rewritten: bool) -> dict
     return found
 
 
-def forwarded(headers: Mapping[str, str]) -> dict[str, str]:
-    """Return the headers of an invocation in SageMaker's contract that Triton gets."""
-    return {name: value for name in FORWARDED if (value := headers.get(name)) is not None}
+def forwarded(headers: Mapping[str, str], names: Sequence[str] = FORWARDED) -> dict[str, str]:
+    """Return the headers of these names that a request has, for Triton: as a rule those of an
+    invocation in SageMaker's contract.
+    """
+    return {name: value for name in names if (value := headers.get(name)) is not None}
 
 
 def list_answer_headers(headers: RawHeaders, *, is_v2: bool) -> list[tuple[bytes, bytes]]:

@@ -32,8 +32,8 @@ Handle = Callable[[Request], Awaitable[Answer | None]]
 
 @dataclass(frozen=True, slots=True)
 class ByHand:
-    """Handles calls in the coroutine of their connection where it can, which costs half as much as
-    a task.
+    """Handles calls in the coroutine of their connection where it can, which saves the CPU of a
+    task.
     """
 
     try_by_hand: Handle  # answers as a coroutine that is stepped; None if the call needs a task

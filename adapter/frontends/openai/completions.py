@@ -13,6 +13,7 @@ from uuid import uuid4
 from adapter.errors import AdapterError, InferenceFailed
 from adapter.frontends.http.answers import Answer, answer_json
 from adapter.frontends.http.handled_inference import HandledInference, iterate_events
+from adapter.frontends.http.instrumentation import FORWARDED_IDS, forwarded
 from adapter.frontends.openai.errors import refusal_of
 from adapter.frontends.openai.text_models import find_tensor
 from adapter.runtime import clock
@@ -34,6 +35,7 @@ async def complete(
     output = find_tensor(config, "output", _STRING, "text_output")["name"]
     others = {name: body[name] for name in body.keys() - _READ_HERE}
     asked = json.dumps({**others, prompt: text}).encode()
+    headers = forwarded(handled.request.headers, FORWARDED_IDS)
     about = {
         "id": f"cmpl-{uuid4().hex}",
         "object": "text_completion",
@@ -48,7 +50,7 @@ async def complete(
             "choices": [{"index": 0, "text": text, "logprobs": None, "finish_reason": reason}],
         }
 
-    async with handled.forward("/generate_stream", {}, asked) as answer:
+    async with handled.forward("/generate_stream", headers, asked) as answer:
         texts = _iterate_texts(iterate_events(answer.chunks(), handled.lease.record), output)
         if body.get("stream") is True:
             await _stream(handled, texts, describe)

@@ -13,7 +13,7 @@ from typing import Any
 from uuid import uuid4
 from weakref import WeakKeyDictionary
 
-from adapter.codecs.base import MAX_TEXT_BYTES, converted
+from adapter.codecs.base import MAX_TEXT_BYTES, SLOW_BYTES, converted
 from adapter.control.door import ModelRecord
 from adapter.core.calls import V2Call
 from adapter.core.model import parse_model_id
@@ -25,7 +25,7 @@ from adapter.frontends.http.by_hand import gather_body, infer_by_hand
 from adapter.frontends.http.calls import model_of
 from adapter.frontends.http.connection import Request
 from adapter.frontends.http.handled_inference import HandledInference, Inferences
-from adapter.frontends.http.instrumentation import quoted
+from adapter.frontends.http.instrumentation import FORWARDED_IDS, forwarded, quoted
 from adapter.frontends.http.serve import ByHand, Handle
 from adapter.frontends.openai.completions import complete
 from adapter.frontends.openai.text_models import (
@@ -39,7 +39,6 @@ from adapter.frontends.openai.text_models import (
 from adapter.runtime import clock
 from adapter.telemetry.traffic import waiting_for_caller
 
-_SMALL_BYTES = 2**16  # of a body that is parsed and answered without a task
 # Triton does not count tokens
 _VECTORS = (
     '{"object": "list", "model": %s, "usage": {"prompt_tokens": 0, "total_tokens": 0}, "data": ['
@@ -105,7 +104,7 @@ class OpenAI:
 
     async def _embed_by_hand(self, request: Request) -> Answer | None:
         """Answer with a vector for each text, if they and their model are at hand."""
-        if not 0 < (request.content_length or 0) <= min(_SMALL_BYTES, self._max_body):
+        if not 0 < (request.content_length or 0) <= min(SLOW_BYTES, self._max_body):
             return None
         request.body = await gather_body(request)
         body, texts = _parse_call("input", request, request.body)
@@ -113,13 +112,16 @@ class OpenAI:
         model = self._models.get(lease.record) if lease else None
         if not (lease and model) or len(texts) > (model.max_batch_size or 1):
             return None
-        form = choose_form(model, body)
-        upstream = request.connection.parts.dataplane.take_idle()
+        headers, asked = _write_inference(request, model, texts, choose_form(model, body))
+        dataplane = request.connection.parts.dataplane
+        path = f"/models/{lease.record.name}/infer"
+        head = dataplane.compose_head(V2Call("POST", path, headers, asked))
+        upstream = dataplane.take_idle()
         if upstream is None:
             return None
-        asked = write_inference(model, texts, form)
-        answer = await infer_by_hand(request, lease, upstream, *asked)
-        return _answer_embeddings(lease.record, read_rows(model, len(texts), *answer))
+        read = partial(read_rows, model, len(texts))
+        rows = await infer_by_hand(request, lease, upstream, head, asked, read=read)
+        return _answer_embeddings(lease.record, rows)
 
     # -- classes ----------------------------------------------------------------------------
 
@@ -143,9 +145,7 @@ class OpenAI:
         """
         record = handled.lease.record
         if record not in self._labels:
-            body, _ = await _infer(
-                handled, *write_inference(model, texts, f'"classification":{count}')
-            )
+            body, _ = await _infer(handled, model, texts, f'"classification":{count}')
             found = json.loads(body.decode(errors="replace"))["outputs"][0]["data"]
             classes = [entry.split(":", 2) for entry in found]
             self._labels[record] = {
@@ -194,7 +194,7 @@ class OpenAI:
         step = model.max_batch_size or 1
         for at in range(0, len(texts), step):
             part = texts[at : at + step]
-            answer, size = await _infer(handled, *write_inference(model, part, form))
+            answer, size = await _infer(handled, model, part, form)
             rows += await converted(len(answer), read_rows, model, len(part), answer, size)
         return model, rows
 
@@ -267,10 +267,19 @@ def _answer_items(begin: str, items: Sequence[bytes]) -> Answer:
     return Answer(body, {"Content-Type": "application/json"})
 
 
+def _write_inference(
+    request: Request, model: TextModel, texts: Sequence[str], form: str
+) -> tuple[dict[str, str], bytes]:
+    """Return the headers and the body of an inference for Triton."""
+    body, json_bytes = write_inference(model, texts, form)
+    headers = forwarded(request.headers, FORWARDED_IDS)
+    return {**headers, "Inference-Header-Content-Length": str(json_bytes)}, body
+
+
 async def _infer(
-    handled: HandledInference, asked: bytes, json_bytes: int
+    handled: HandledInference, model: TextModel, texts: Sequence[str], form: str
 ) -> tuple[bytes, int | None]:
     """Send an inference to Triton; return its answer, and how much of that is JSON."""
-    headers = {"Inference-Header-Content-Length": str(json_bytes)}
-    async with handled.forward("/infer", headers, asked) as answer:
+    headers, body = _write_inference(handled.request, model, texts, form)
+    async with handled.forward("/infer", headers, body) as answer:
         return await answer.read(), answer.json_header_bytes

@@ -6,7 +6,7 @@ import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -23,9 +23,10 @@ from adapter.frontends.http.contracts import ContainerContracts
 from adapter.frontends.http.handled_inference import Inferences
 from adapter.frontends.http.instrumentation import Clock, Instrumentation, path_segments
 from adapter.frontends.http.plans import Heads
-from adapter.frontends.http.serve import Service
+from adapter.frontends.http.serve import Handle, Service
 from adapter.frontends.http.server import Connections, HttpServer
 from adapter.frontends.http.v2 import V2
+from adapter.frontends.openai.contract import OpenAI
 from adapter.frontends.repository import Repository
 from adapter.frontends.routes import INFERENCE, bare, find
 from adapter.runtime.byte_budget import ByteBudget
@@ -316,8 +317,12 @@ async def opened(
         inferences = Inferences(
             plane, contracts, max_body_bytes=MAX_BODY, default_model=ModelId("m")
         )
+
+        def find_handler(asked: Request) -> Handle:
+            return calls.find(asked) if asked.head.contract_name == "openai" else handle
+
         server = HttpServer(
-            Service(parts, lambda _: handle),
+            Service(parts, find_handler),
             parts,
             heads,
             drain=drain,
@@ -335,7 +340,9 @@ async def opened(
             max_body_bytes=MAX_BODY,
         )
         invoke = dict.fromkeys(("invoke", "invocations"), inferences.invoke)
-        calls = Calls(Access("http"), {"sagemaker": invoke, "v2": v2.handlers}, passthrough)
+        openai = OpenAI(inferences, cast("Any", None))  # whose lists no test asks for
+        handlers = {"sagemaker": invoke, "v2": v2.handlers, "openai": openai.handlers}
+        calls = Calls(Access("http"), handlers, passthrough)
 
         async def handle(asked: Request) -> answers.Answer | None:
             listener.handled.append(asked.raw_path)
