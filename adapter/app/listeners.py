@@ -315,7 +315,7 @@ def _build_listener(
     dataplane = TracedHttp(plane, shared.tracing) if shared.tracing else plane
     inferences = _build_inferences(shared, dataplane, contracts, parts)
     server = HttpServer(
-        Service(parts, _build_find(shared, inferences, repository, parts, access)),
+        Service(parts, _build_find(shared, inferences, repository, access)),
         parts,
         heads,
         drain=shared.drain,
@@ -358,7 +358,7 @@ def _build_inferences(
 
 
 def _build_find(
-    shared: Shared, inferences: Inferences, repository: Repository, parts: Parts, access: Access
+    shared: Shared, inferences: Inferences, repository: Repository, access: Access
 ) -> Find:
     """Build what answers the calls that are no planned inferences."""
     passthrough = passthrough_at(shared.settings, access)
@@ -374,13 +374,13 @@ def _build_find(
     handlers: Mapping[str, Mapping[str, Handle]] = {
         "sagemaker": sagemaker.handlers,
         "v2": v2.handlers,
-        "openai": OpenAI(inferences, shared.listing).handlers,
+        "openai": OpenAI(inferences, shared.listing, shared.faults).handlers,
     }
-    endpoint = _build_endpoint(shared, inferences, parts)
+    endpoint = _build_endpoint(shared, inferences)
     return Calls(access, handlers, passthrough, endpoint).find
 
 
-def _build_endpoint(shared: Shared, inferences: Inferences, parts: Parts) -> Handle:
+def _build_endpoint(shared: Shared, inferences: Inferences) -> Handle:
     """Build what answers calls of the endpoint, also by a refusal without a store."""
     if shared.stores is None:
         return refuse_endpoint
@@ -388,7 +388,6 @@ def _build_endpoint(shared: Shared, inferences: Inferences, parts: Parts) -> Han
     streams = Streams(
         shared.traced_rpc,
         shared.faults,
-        parts.instrumentation,
         timeout_seconds=settings.infer_timeout_seconds,
     )
     return Endpoint(

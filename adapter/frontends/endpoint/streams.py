@@ -9,7 +9,6 @@ import json
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
-from http import HTTPStatus
 
 from adapter.codecs.base import converted
 from adapter.control.door import ModelRecord
@@ -35,14 +34,13 @@ from adapter.frontends.endpoint.stream_messages import StreamError, as_line, as_
 from adapter.frontends.http import binary
 from adapter.frontends.http.answers import Writer
 from adapter.frontends.http.connection import Request
-from adapter.frontends.http.handled_inference import HandledInference, iterate_events
-from adapter.frontends.http.instrumentation import Instrumentation, forwarded
+from adapter.frontends.http.handled_inference import HandledInference, iterate_generated
+from adapter.frontends.http.instrumentation import forwarded
 
 log = logging.getLogger(__name__)
 
 _LINES = "application/jsonlines"
 _EVENTS = "text/event-stream"
-_ERROR = b'data: {"error":'
 _INVOCATION_TIME = "ModelInvocationTimeExceeded"
 _BROKEN = "StreamBroken"
 # One call of C parses it, and holds the interpreter's lock for 5 ns a byte.
@@ -60,13 +58,11 @@ class Streams:
         self,
         rpc: RpcDataPlane,
         faults: Faults,
-        instrumentation: Instrumentation,
         *,
         timeout_seconds: float,  # limits the wait for each answer
     ) -> None:
         self._rpc = rpc
         self._faults = faults
-        self._instrumentation = instrumentation
         self._timeout = timeout_seconds
 
     async def invoke(self, inference: HandledInference) -> None:
@@ -139,17 +135,9 @@ class Streams:
         """
         record = inference.lease.record
         headers = _list_forwarded_headers(inference.request)
-        async with inference.forward("/generate_stream", headers, body) as found:
-            try:
-                async for event in iterate_events(found.chunks(), record):
-                    if event.startswith(_ERROR):
-                        said = json.loads(event.removeprefix(b"data: "))["error"]
-                        raise self._read_fault(StreamError(str(said), was_accepted=True), record)
-                    yield event
-            except ConnectionResetError as error:  # Triton's, and why is its cause
-                if isinstance(error.__cause__, AdapterError):
-                    raise error.__cause__ from error
-                raise
+        async with inference.forward("/generate_stream", headers, body) as answer:
+            async for event in iterate_generated(answer, record, self._faults):
+                yield event
 
     def _read_fault(self, said: StreamError, record: ModelRecord) -> AdapterError:
         """Return the adapter's error for an error that Triton sent in a stream."""
@@ -189,19 +177,10 @@ class Streams:
         response.end()
 
     async def _failed(self, error: AdapterError, inference: HandledInference) -> bytes:
-        """Return the message that ends a stream which has begun."""
-        lease = inference.lease
-        request = inference.request
-        ended = lease.end(error)
-        model_id = lease.record.id
-        judged = await lease.judge(ended if isinstance(ended, AdapterError) else error)
-        told = request.call_info
+        """Return the message that ends a stream which has begun, once its failure is logged."""
+        told = inference.request.call_info
         assert told is not None  # noqa: S101 - each call of an endpoint has it
-        more = {"status": HTTPStatus.OK.value, "aws_request_id": told.request_id}
-        operation = request.operation
-        self._instrumentation.refused(
-            judged, request.describe_for_log, operation, model_id, more=more
-        )
+        judged = await inference.fail_stream(error, {"aws_request_id": told.request_id})
         code = _INVOCATION_TIME if isinstance(error, BackendTimeout) else _BROKEN
         body = {"Message": message_of(judged, told), "ErrorCode": code}
         return exception("ModelStreamError", json.dumps(body).encode())

@@ -4,16 +4,18 @@ All others are answered by hand (inference.py).
 """
 
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, ExitStack, aclosing
 from functools import partial
+from http import HTTPStatus
 
 from adapter.codecs.base import Source
 from adapter.control.door import Lease, ModelRecord
 from adapter.core.calls import V2Answer, V2Call, V2DataPlane
 from adapter.core.model import ModelId
 from adapter.core.tensors import ContentTypes
-from adapter.errors import BackendError, CapacityError, InvalidRequest, NotJson
+from adapter.core.triton_errors import Faults
+from adapter.errors import AdapterError, BackendError, CapacityError, InvalidRequest, NotJson
 from adapter.frontends.http import binary
 from adapter.frontends.http.answers import Answer, Writer
 from adapter.frontends.http.connection import Request
@@ -34,6 +36,8 @@ from adapter.telemetry.traffic import waiting_for_caller
 _HEADER_LENGTH = "Inference-Header-Content-Length"
 _ENCODINGS = frozenset({"", "identity", "gzip", "deflate"})
 _EVENT_END = b"\n\n"
+_EVENT_NAME = b"data:"
+_ERROR_EVENT = b'data: {"error":'
 _INFER = "infer"
 _GENERATE_STREAM = "generate_stream"
 # Triton 2.51 says so with 200, of a decoupled model that did not answer exactly once.
@@ -310,6 +314,22 @@ class HandledInference:
                 await writer.write(piece)
         writer.end()
 
+    async def fail_stream(self, error: AdapterError, logged: Mapping[str, object]) -> AdapterError:
+        """End the lease of a stream that has failed behind its first answer; log and count the
+        failure. Return the error to tell the client.
+        """
+        ended = self.lease.end(error)
+        judged = await self.lease.judge(ended if isinstance(ended, AdapterError) else error)
+        request = self.request
+        request.connection.parts.instrumentation.refused(
+            judged,
+            request.describe_for_log,
+            request.operation,
+            self._record.id,
+            more={"status": HTTPStatus.OK.value, **logged},
+        )
+        return judged
+
     def begin_answer(self, headers: dict[str, str], length: int | None = None) -> Writer:
         """Write the head of an answer whose body comes in pieces."""
         return Writer(self.request, headers, length)
@@ -354,3 +374,27 @@ async def iterate_events(chunks: AsyncIterator[bytes], record: ModelRecord) -> A
             yield named + _EVENT_END
     if rest:
         yield rest
+
+
+async def iterate_generated(
+    answer: V2Answer,  # of generate_stream
+    record: ModelRecord,
+    faults: Faults,
+) -> AsyncIterator[bytes]:
+    """Yield each event, with the client's name of the model in it. Raises the error that an event
+    reports, or that has broken the answer off.
+    """
+    try:
+        async for event in iterate_events(answer.chunks(), record):
+            if event.startswith(_ERROR_EVENT):
+                # a model's error may have bytes of any encoding
+                told = event.removeprefix(_EVENT_NAME).decode(errors="replace")
+                text = str(json.loads(told)["error"])
+                raise faults.explain_grpc_inference(
+                    "INTERNAL", text, name=record.name, model_id=record.id
+                )
+            yield event
+    except ConnectionResetError as error:
+        if isinstance(error.__cause__, AdapterError):
+            raise error.__cause__ from error
+        raise

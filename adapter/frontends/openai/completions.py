@@ -10,13 +10,15 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 from uuid import uuid4
 
-from adapter.errors import AdapterError, InferenceFailed
+from adapter.core.triton_errors import Faults
+from adapter.errors import AdapterError
 from adapter.frontends.http.answers import Answer, answer_json
-from adapter.frontends.http.handled_inference import HandledInference, iterate_events
+from adapter.frontends.http.handled_inference import HandledInference, iterate_generated
 from adapter.frontends.http.instrumentation import FORWARDED_IDS, forwarded
 from adapter.frontends.openai.errors import refusal_of
 from adapter.frontends.openai.text_models import find_tensor
 from adapter.runtime import clock
+from adapter.telemetry.traffic import leave_out
 
 _READ_HERE = frozenset({"model", "prompt", "stream_options", "user"})
 _STRING = "TYPE_STRING"
@@ -29,8 +31,10 @@ async def complete(
     body: Mapping[str, Any],
     text: str,
     config: Mapping[str, Any],  # of the model
+    faults: Faults,
 ) -> Answer | None:
     """Have the leased model complete a text, and answer."""
+    leave_out()
     prompt = find_tensor(config, "input", _STRING, "text_input")["name"]
     output = find_tensor(config, "output", _STRING, "text_output")["name"]
     others = {name: body[name] for name in body.keys() - _READ_HERE}
@@ -51,7 +55,7 @@ async def complete(
         }
 
     async with handled.forward("/generate_stream", headers, asked) as answer:
-        texts = _iterate_texts(iterate_events(answer.chunks(), handled.lease.record), output)
+        texts = _iterate_texts(iterate_generated(answer, handled.lease.record, faults), output)
         if body.get("stream") is True:
             await _stream(handled, texts, describe)
             return None
@@ -74,18 +78,16 @@ async def _stream(
             text = await anext(texts, None)
         await writer.write(_event(json.dumps(describe("", "stop"))) + _event("[DONE]"))
     except AdapterError as error:
-        handled.lease.end(error)
-        await writer.write(_event(refusal_of(error, handled.request.model_id).body))
+        failure = await handled.fail_stream(error, {})
+        await writer.write(_event(refusal_of(failure, handled.request.model_id).body))
     writer.end()
 
 
 async def _iterate_texts(events: AsyncIterator[bytes], output: str) -> AsyncIterator[str]:
-    """Yield the pieces of a text that events of Triton have. Raises what the model reports."""
+    """Yield the pieces of a text that events of Triton have."""
     async for event in events:
         # Triton has the bytes of the model in its JSON, of whatever encoding they are
         piece = json.loads(event.removeprefix(b"data:").decode(errors="replace"))
-        if "error" in piece:
-            raise InferenceFailed(piece["error"])
         yield str(piece.get(output, ""))
 
 

@@ -17,6 +17,7 @@ from adapter.codecs.base import MAX_TEXT_BYTES, SLOW_BYTES, converted
 from adapter.control.door import ModelRecord
 from adapter.core.calls import V2Call
 from adapter.core.model import parse_model_id
+from adapter.core.triton_errors import Faults
 from adapter.errors import InvalidRequest
 from adapter.frontends.admin.store_models import ModelListing
 from adapter.frontends.bodies import json_object
@@ -68,9 +69,10 @@ Send = Callable[..., Awaitable[Answer | None]]
 class OpenAI:
     """Answers the calls of OpenAI's API."""
 
-    def __init__(self, inferences: Inferences, listing: ModelListing) -> None:
+    def __init__(self, inferences: Inferences, listing: ModelListing, faults: Faults) -> None:
         self._inferences = inferences
         self._listing = listing
+        self._faults = faults
         self._max_body = min(inferences.max_body_bytes, MAX_TEXT_BYTES)
         # each goes with its record
         self._models: WeakKeyDictionary[ModelRecord, TextModel] = WeakKeyDictionary()
@@ -161,7 +163,8 @@ class OpenAI:
         """Answer with the completion of a text."""
         if len(texts) > 1 or body.get("n", 1) != 1:
             raise InvalidRequest("more than one prompt, or n above 1, is not supported")
-        return await complete(handled, body, texts[0], await self._read_config(handled))
+        config = await self._read_config(handled)
+        return await complete(handled, body, texts[0], config, self._faults)
 
     # -- what all have in common ------------------------------------------------------------
 

@@ -11,6 +11,8 @@ from typing import Any, cast
 import pytest
 
 from adapter.core.model import ModelId
+from adapter.core.oom import Classifier
+from adapter.core.triton_errors import Faults
 from adapter.errors import InvalidRequest
 from adapter.frontends.access import Access, Extensions, SitePolicy
 from adapter.frontends.bodies import Limits
@@ -340,7 +342,8 @@ async def opened(
             max_body_bytes=MAX_BODY,
         )
         invoke = dict.fromkeys(("invoke", "invocations"), inferences.invoke)
-        openai = OpenAI(inferences, cast("Any", None))  # whose lists no test asks for
+        no_listing = cast("Any", None)  # no test asks for it
+        openai = OpenAI(inferences, no_listing, Faults(Classifier(())))
         handlers = {"sagemaker": invoke, "v2": v2.handlers, "openai": openai.handlers}
         calls = Calls(Access("http"), handlers, passthrough)
 
