@@ -88,7 +88,7 @@ async def test_failure_in_stream_is_told_and_logged(
 async def test_whole_completion_that_fails_is_refused(
     script: Script, refusal: tuple[int, str]
 ) -> None:
-    """Of its answer nothing was written yet."""
+    """Answer with a status: nothing of an answer was written yet."""
     async with opened(script, LONG) as listener, asyncio.timeout(SECONDS):
         caller = await listener.connect()
         answer = await caller.ask(call(stream=False))
