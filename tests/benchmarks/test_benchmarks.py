@@ -1,8 +1,6 @@
 """The program behind `make bench`: its arithmetic, its page, and what it takes for a failure."""
 
-import json
 import shutil
-import subprocess
 import tomllib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,8 +13,7 @@ import pytest
 from tests.benchmarks import __main__ as program
 from tests.benchmarks.figures import quantile, spread
 from tests.benchmarks.generators import run_h2load, run_wrk
-from tests.benchmarks.page import page
-from tests.benchmarks.place import QUICK, FailedError, NotMeasuredError
+from tests.benchmarks.place import FailedError
 from tests.benchmarks.proxies import run_stand_in
 from tests.benchmarks.rows import MEASURES, ROWS, Row, verdict
 
@@ -27,10 +24,6 @@ needs_programs = pytest.mark.skipif(
 )
 
 MOST = Row("m", "f", "w", "x", most=1.6)
-
-
-def row(key: str) -> Row:
-    return next(each for each in ROWS if each.key == key)
 
 
 @pytest.mark.parametrize(
@@ -54,106 +47,6 @@ def test_notes_and_paths_of_measures_exist():
 
     assert notes.keys() <= MEASURES.keys() | {each.key for each in ROWS}
     assert [path for path in paths if not (program._ROOT / path).exists()] == []
-
-
-def measure(figures: dict, *, is_stale: bool = False, quick: bool = False) -> dict:
-    about = {"cpu": "a CPU", "cores": 2, "memory_bytes": 2**31, "kernel": "6", "versions": ["x 1"]}
-    said = {"commit": "1234567890ab", "date": "2026-01-01", "machine": about, "busy": 0.25}
-    return said | {"quick": quick, "is_stale": is_stale, "figures": figures}
-
-
-def line_of(text: str, key: str) -> str:
-    return next(line for line in text.splitlines() if line.startswith(f"| {row(key).what} |"))
-
-
-def test_page_shows_verdicts_commit_and_date():
-    """The note of a row is shown while it is missed."""
-    notes = {"grpc.cpu": "the parser takes 20 µs"}
-    met = page({"grpc": measure({"cpu": spread([1.5] * 3)})}, notes)
-    missed = page({"grpc": measure({"cpu": spread([2.7] * 3)})}, notes)
-
-    assert line_of(met, "grpc.cpu").endswith("| at most 2.2 x | 1.5 x (1.5 to 1.5): met |")
-    assert line_of(missed, "grpc.cpu").endswith(": missed |")
-    assert "Commit 1234567890ab, 2026-01-01, 2 cores." in met
-    assert "not measured on this code: 2.\n" in met
-    assert [notes["grpc.cpu"] in text for text in (met, missed)] == [False, True]
-
-
-@pytest.mark.parametrize(("how", "said"), [("is_stale", ") |"), ("quick", "): coarse |")])
-def test_old_and_coarse_figures_have_no_verdict(how, said):
-    figures = {"cpu": spread([9.0] * 3), "adapter_rate": spread([9] * 3)}
-
-    text = page({"grpc": measure(figures, **{how: True})}, {"grpc.cpu": "a reason"})
-
-    assert all(line_of(text, f"grpc.{each}").endswith(said) for each in figures)
-    assert ": met" not in text
-    assert ": missed" not in text
-    assert "a reason" not in text
-    assert ("1234567890ab (older code)" in text) == (how == "is_stale")
-
-
-@pytest.fixture
-def repository(tmp_path, monkeypatch):
-    """Two files, one commit; `git` runs in it."""
-
-    def git(*arguments: str) -> str:
-        own = ("-c", "user.name=a", "-c", "user.email=a@b.c", "-c", "commit.gpgsign=false")
-        done = subprocess.run(
-            ["git", *own, *arguments], cwd=tmp_path, capture_output=True, text=True, check=True
-        )
-        return done.stdout.strip()
-
-    for name in ("code", "docs"):
-        (tmp_path / name).write_text("1")
-    git("init", "-q")
-    git("add", ".")
-    git("commit", "-qm", "one")
-    monkeypatch.setattr(program, "_ROOT", tmp_path)
-    return tmp_path, git
-
-
-def test_figures_become_stale_when_measured_paths_change(repository):
-    folder, git = repository
-    commit = program.find_commit(["code"])
-    (folder / "docs").write_text("2")
-    git("commit", "-qam", "docs")
-    assert git("rev-parse", "HEAD").startswith(commit) is False
-    assert not program.is_stale(commit, ["code"])
-
-    (folder / "code").write_text("2")
-    assert program.is_stale(commit, ["code"])
-    git("commit", "-qam", "code")
-    assert program.is_stale(commit, ["code"])
-    assert program.is_stale("no-such-commit", ["docs"])
-    (folder / "code").write_text("3")
-    assert program.find_commit(["code"]).endswith("+")
-    assert not program.find_commit(["docs"]).endswith("+")
-
-
-@pytest.mark.slow
-def test_failed_measure_keeps_others_and_their_figures(monkeypatch, tmp_path):
-    def absent(_scale):
-        raise NotMeasuredError("not here")
-
-    def broken(_scale):
-        raise FailedError("a call went wrong")
-
-    by = {
-        "rest": absent,
-        "grpc": broken,
-        "cold": lambda scale: {"gz_128_call": spread([scale.rounds])},
-    }
-    monkeypatch.setattr(program, "BY", by)
-    measures = {"churn": {"date": "then"}, "rest": {"date": "before"}}
-
-    failed = program.measure(list(by), QUICK, measures, tmp_path / "out" / "benchmarks.json")
-
-    assert failed == ["grpc"]
-    assert measures["churn"] == {"date": "then"}
-    assert measures["rest"] == {"date": "before"}
-    assert measures["cold"]["figures"] == {"gz_128_call": spread([QUICK.rounds])}
-    assert measures["cold"]["quick"]
-    assert json.loads((tmp_path / "out" / "benchmarks.json").read_text()) == measures
 
 
 @contextmanager
