@@ -14,18 +14,6 @@ from tests.chart.chart import (
 PEERS = ("management", "monitoring")
 
 
-def test_network_policy_keeps_tritons_ports_closed():
-    *rules, of_the_values = only("NetworkPolicy", values_of("network-policy"))["spec"]["ingress"]
-    peers = {port["port"]: rule["from"] for rule in rules for port in rule["ports"]}
-
-    assert set(peers) == {8080, 8083, 8085, 8086, 8082, 8002}
-    assert of_the_values["from"] == [{"ipBlock": {"cidr": "10.9.0.0/16"}}]
-    assert peers[8080][0] == {"podSelector": {"matchLabels": {"app": "platform"}}}
-    assert peers[8080][1]["podSelector"]["matchLabels"]["app.kubernetes.io/component"] == "test"
-    assert peers[8086] == peers[8083] == [{"namespaceSelector": {}}]
-    assert peers[8082] == peers[8002]
-
-
 def opened(values):
     """Which ports the policy opens to the peers of each of its lists."""
     peers = {name: [{"podSelector": {"matchLabels": {"for": name}}}] for name in PEERS}

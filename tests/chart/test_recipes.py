@@ -90,20 +90,6 @@ def test_envoy_outlives_the_drain_within_grace():
     assert seconds + int(exit_seconds) <= pod_spec(values)["terminationGracePeriodSeconds"]
 
 
-def test_outside_the_mesh_only_metrics_and_probes_open():
-    values = values_of("istio")
-    annotations = only("Deployment", values)["spec"]["template"]["metadata"]["annotations"]
-    settings = settings_of(values)
-
-    excluded = annotations["traffic.sidecar.istio.io/excludeInboundPorts"].split(",")
-    assert excluded == [str(settings.metrics.port)]
-    [scraped] = only("PodMonitor", values)["spec"]["podMetricsEndpoints"]
-    ports = {
-        p["name"]: p["containerPort"] for p in containers(pod_spec(values))["adapter"]["ports"]
-    }
-    assert ports[scraped["port"]] == settings.metrics.port
-
-
 def scraped(address: str) -> bytes:
     """Nothing while nobody listens: Triton opens its metrics last."""
     with closing(Client(address)) as scraper, suppress(OSError):
@@ -123,15 +109,6 @@ async def test_tritons_metrics_are_read_and_scraped_over_ipv6(tmp_path):
         await reader.read()
         await reader.close()
     assert reader.why == "Triton reports no GPU"  # so it was there
-
-
-def test_mig_instance_replaces_a_gpu():
-    triton = containers(pod_spec(values_of("mig")))["triton"]
-
-    for kind in ("requests", "limits"):
-        assert {k: v for k, v in triton["resources"][kind].items() if "nvidia" in k} == {
-            "nvidia.com/mig-1g.18gb": 1
-        }
 
 
 def test_autoscaler_metric_comes_from_our_rule():

@@ -24,7 +24,6 @@ from tests.chart.chart import (
     pod_spec,
     runtime_spec,
     values_of,
-    variables,
 )
 
 VERSIONS = ["1.29", NEWEST]
@@ -132,27 +131,6 @@ def test_pods_meet_the_restricted_standard(name):
             }
 
 
-@pytest.mark.parametrize("values", [{}, {"mode": "single"}, values_of("two-containers")])
-def test_triton_is_user_1000_on_read_only_root(values):
-    """A home and a /tmp are there to write to."""
-    both = containers(pod_spec(values))
-    triton = both.get("triton", both["adapter"])
-    security = triton["securityContext"]
-
-    assert (security["runAsUser"], security["readOnlyRootFilesystem"]) == (1000, True)
-    assert {"name": "HOME", "value": "/tmp"} in triton["env"]
-    assert {"name": "triton-tmp", "mountPath": "/tmp"} in triton["volumeMounts"]
-
-
-def test_home_from_values_is_the_only_one():
-    values = {"triton": {"extraEnv": [{"name": "HOME", "value": "/srv"}], "tmpSize": "4Gi"}}
-    spec = pod_spec(values)
-
-    env = containers(spec)["triton"]["env"]
-    assert [each for each in env if each["name"] == "HOME"] == [{"name": "HOME", "value": "/srv"}]
-    assert {"name": "triton-tmp", "emptyDir": {"sizeLimit": "4Gi"}} in spec["volumes"]
-
-
 def environment(spec, container):
     return {entry["name"]: entry["value"] for entry in containers(spec)[container]["env"]}
 
@@ -164,17 +142,13 @@ def test_triton_gets_the_adapters_allocator_variables():
         assert allocator_variables({}).items() <= environment(spec, "triton").items()
 
 
-@pytest.mark.parametrize("name", ["MALLOC_ARENA_MAX", "LD_PRELOAD"])
-def test_allocator_of_the_values_is_the_only_one(name):
-    values = {"triton": {"extraEnv": [{"name": name, "value": "2"}]}}
+@pytest.mark.parametrize("name", ["HOME", "MALLOC_ARENA_MAX", "LD_PRELOAD"])
+def test_variable_of_the_values_beats_the_charts(name):
+    """An allocator is chosen by one variable, so the chart's own variables of glibc go."""
+    values = {"triton": {"extraEnv": [{"name": name, "value": "/srv"}]}}
+    own = allocator_variables({}) if name == "HOME" else {"HOME": "/tmp"}
 
-    assert environment(pod_spec(values), "triton") == {"HOME": "/tmp", name: "2"}
-
-
-def test_embedded_triton_gets_its_variables_from_the_adapter():
-    made = environment(pod_spec({"mode": "single"}), "adapter")
-
-    assert not allocator_variables({}).keys() & made.keys()
+    assert environment(pod_spec(values), "triton") == {**own, name: "/srv"}
 
 
 def test_a_changed_setting_replaces_the_pods():
@@ -223,67 +197,6 @@ def test_rollout_waits_for_nothing_of_old_pod(values, wanted):
     assert only("Deployment", values)["spec"].get("strategy") == wanted
 
 
-def max_unavailable(strategy: dict, replicas: int) -> int:
-    """Resolve the field as Kubernetes does: it rounds down, and takes 1 where both limits are 0."""
-
-    def resolve(limit: int | str, round_up: bool) -> int:
-        if isinstance(limit, int):
-            return limit
-        share = int(limit.removesuffix("%")) * replicas
-        return -(-share // 100) if round_up else share // 100
-
-    if strategy.get("type") == "Recreate":
-        return 0
-    limits = strategy.get("rollingUpdate", {})
-    surge = resolve(limits.get("maxSurge", "25%"), round_up=True)
-    unavailable = resolve(limits.get("maxUnavailable", "25%"), round_up=False)
-    return 1 if surge == unavailable == 0 else unavailable
-
-
-def variants(name: str) -> list[dict]:
-    """Return the file's values with one pod and two, fixed and scaled."""
-    made = []
-    for replicas in (1, 2):
-        fixed = values_of(name)
-        fixed["replicaCount"] = replicas
-        scaled = values_of(name)
-        autoscaling = scaled.setdefault("autoscaling", {})
-        autoscaling |= {"minReplicas": replicas, "maxReplicas": 10}
-        autoscaling.setdefault("hpa", {})["enabled"] = "keda" not in autoscaling
-        autoscaling["hpa"].setdefault("cpuPercent", 70)
-        made += [fixed, scaled]
-    return made
-
-
-def test_helm_waits_for_at_least_one_pod():
-    """Helm 3 waits for `replicas - maxUnavailable` pods: if that is 0, any upgrade succeeds."""
-    rendered = 0
-    for name in map(case, CASES):
-        for values in variants(name):
-            try:
-                made = [made for made in objects(values) if made["kind"] == "Deployment"]
-            except helm.HelmError:  # not every feature takes every number of pods
-                continue
-            for spec in (deployment["spec"] for deployment in made):
-                least = spec.get("replicas", values.get("autoscaling", {}).get("minReplicas", 1))
-                replicas = max(least, 1)  # of no pods there is none to wait for
-                assert max_unavailable(spec.get("strategy", {}), replicas) < replicas, values
-                rendered += 1
-    assert rendered > 50
-
-
-def test_hanging_triton_is_killed_without_grace():
-    """It does not answer SIGTERM: waiting for the whole grace period only lengthens the outage."""
-    pod = pod_spec({})
-    [runtime] = [
-        made for made in objects(values_of("serving-runtime")) if "Runtime" in made["kind"]
-    ]
-    [triton] = [made for made in runtime["spec"]["containers"] if made["name"] == "triton"]
-
-    probes = [containers(pod)["triton"]["livenessProbe"], triton["livenessProbe"]]
-    assert [probe["terminationGracePeriodSeconds"] for probe in probes] == [5, 5]
-
-
 def test_rollout_time_covers_the_startup_probe():
     def deadline(values):
         return only("Deployment", values)["spec"]["progressDeadlineSeconds"]
@@ -299,23 +212,18 @@ def test_rollout_time_covers_the_startup_probe():
 
 def test_control_token_is_mounted_only_where_asked_for():
     values = {"adapter": {"controlToken": {"existingSecret": "{{ .Release.Name }}-s", "key": "k"}}}
-    pod, test = pod_spec(values), only("Pod", values)["spec"]
-    mounted = {
-        name
-        for name, container in (containers(pod) | containers(test)).items()
-        for mount in container.get("volumeMounts", [])
-        if mount["name"] == "control-token"
-    }
-
-    assert mounted == {"adapter", "call"}
-    for spec in (pod, test):
+    for spec, asked in ((pod_spec(values), "adapter"), (only("Pod", values)["spec"], "call")):
+        mounted = {
+            name
+            for name, container in containers(spec).items()
+            for mount in container.get("volumeMounts", [])
+            if mount["name"] == "control-token"
+        }
         [volume] = [each for each in spec["volumes"] if each["name"] == "control-token"]
+
+        assert mounted == {asked}
         secret = {"secretName": "demo-s", "items": [{"key": "k", "path": "token"}]}
         assert volume["secret"] == secret
-    [mount] = [
-        m for m in containers(pod)["adapter"]["volumeMounts"] if m["name"] == "control-token"
-    ]
-    assert variables(values)["ADAPTER_CONTROL_TOKEN"] == f"file:{mount['mountPath']}/token"
 
 
 def test_no_helm_test_where_loads_bring_no_files():
@@ -325,26 +233,17 @@ def test_no_helm_test_where_loads_bring_no_files():
     ] == []
 
 
-@pytest.mark.parametrize(
-    ("values", "port"), [({}, "metrics"), ({"settings": {"metrics": "off"}}, "admin")]
-)
-def test_probes_and_scrapes_use_the_metrics_listener(values, port):
+def test_probes_and_scrapes_use_admin_without_metrics():
+    values = {"settings": {"metrics": "off"}, "checkApis": False, "service": {"admin": 9090}}
     adapter = containers(pod_spec(values))["adapter"]
-    probes = [
-        adapter[f"{kind}Probe"]["httpGet"]["port"] for kind in ("startup", "liveness", "readiness")
-    ]
-    by_pod = {"checkApis": False, "metrics": {"podMonitor": {"enabled": True}}}
-    by_service = {"checkApis": False, "metrics": {"serviceMonitor": {"enabled": True}}}
+    by_pod = {**values, "metrics": {"podMonitor": {"enabled": True}}}
+    by_service = {**values, "metrics": {"serviceMonitor": {"enabled": True}}}
 
-    assert probes == [port] * 3
-    [pod] = only("PodMonitor", values | by_pod)["spec"]["podMetricsEndpoints"]
-    [service] = only("ServiceMonitor", values | by_service | {"service": {port: 9090}})["spec"][
-        "endpoints"
-    ]
-    assert (pod["port"], service["port"]) == (port, port)
-    assert {"name": port, "port": 9090, "targetPort": port, "appProtocol": "http"} in only(
-        "Service", values | {"service": {port: 9090}}
-    )["spec"]["ports"]
+    for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
+        assert adapter[probe]["httpGet"]["port"] == "admin"
+    [pod] = only("PodMonitor", by_pod)["spec"]["podMetricsEndpoints"]
+    [service] = only("ServiceMonitor", by_service)["spec"]["endpoints"]
+    assert (pod["port"], service["port"]) == ("admin", "admin")
 
 
 def test_pods_spec_turns_off_a_switch_of_chart():

@@ -34,24 +34,12 @@ def test_runtime_avoids_the_controllers_own_names(name):
             assert port["containerPort"] not in {8080, 8085, 8089, 8090, *range(11881, 11900)}
 
 
-def test_runtime_pods_are_found_by_controllers_labels():
-    """Those of its config/internal/base/deployment.yaml.tmpl."""
+def test_monitor_of_one_namespace_follows_the_service_name():
+    """By the labels of config/internal/base/deployment.yaml.tmpl of the controller."""
     values = values_of("serving-runtime-monitored")
+    values["servingRuntime"] = {"clusterScoped": False, "serviceName": "mesh"}
     monitor = only("PodMonitor", values)["spec"]
-    labels = {
-        "modelmesh-service": "modelmesh-serving",
-        "name": "modelmesh-serving-demo-triton-adapter",
-    }
 
-    assert monitor["selector"] == {"matchLabels": labels}
-    assert monitor["namespaceSelector"] == {"any": True}
-    assert [each["port"] for each in monitor["podMetricsEndpoints"]] == [
-        "metrics",
-        "triton-metrics",
-    ]
-
-    of_one = {**values, "servingRuntime": {"clusterScoped": False, "serviceName": "mesh"}}
-    monitor = only("PodMonitor", of_one)["spec"]
     assert monitor["selector"]["matchLabels"]["name"] == "mesh-demo-triton-adapter"
     assert "namespaceSelector" not in monitor
 

@@ -104,20 +104,10 @@ def test_grace_covers_hook_drain_and_tritons_end(path):
     assert spec["terminationGracePeriodSeconds"] >= hook + drain + ending
 
 
-@pytest.mark.parametrize(
-    ("values", "seconds"),
-    [
-        ({}, 53),
-        ({"settings": {"drain_timeout_seconds": 60.5}}, 96),
-        ({"triton": {"exitTimeoutSeconds": 5}}, 28),
-        ({"triton": {"nativeSidecar": False}}, 55),
-        ({"mode": "single"}, 31),
-        ({"triton": {"enabled": False, "address": "t", "nativeSidecar": False}}, 23),
-        ({"terminationGracePeriodSeconds": 48}, 48),
-        ({"terminationGracePeriodSeconds": 600}, 600),
-    ],
-)
-def test_grace_is_summed_unless_given(values, seconds):
+@pytest.mark.parametrize("seconds", [48, 600])
+def test_grace_of_the_values_is_taken(seconds):
+    values = {"terminationGracePeriodSeconds": seconds}
+
     assert pod_spec(values)["terminationGracePeriodSeconds"] == seconds
 
 
@@ -155,26 +145,13 @@ def test_models_have_tritons_limit_less_shared_memory(memory, shm, limit):
     assert loaded(own).settings.memory_limit == 256 * 2**20
 
 
-MESH = {"mode": "servingRuntime", "checkApis": False}
-
-
 @pytest.mark.parametrize(
-    ("values", "setting", "expected"),
+    ("given", "setting", "expected"),
     [
-        ({}, "http", "[::]:8080"),
-        ({}, "grpc", "[::]:8085"),
-        ({}, "admin", "[::]:8081"),
-        ({}, "metrics", "[::]:8082"),
-        ({"settings": {"listen_host": "0.0.0.0"}}, "metrics", "0.0.0.0:8082"),
-        ({}, "drain_min_seconds", "5.0"),
-        ({"settings": {"drain_timeout_seconds": 3}}, "drain_min_seconds", "3.0"),
-        ({}, "memory_limit", "None"),  # of GPUs: what they have
-        ({}, "on_triton_restart", "auto"),
-        ({"settings": {"on_triton_restart": "forget"}}, "on_triton_restart", "forget"),
-        (MESH, "on_triton_restart", "forget"),
-        (values_of("pvc"), "load_at_start", "('fraud=teams/risk/fraud-7', 'shared/*')"),
-        (values_of("pvc"), "on_triton_restart", "auto"),
+        ({"listen_host": "0.0.0.0"}, "metrics", "0.0.0.0:8082"),
+        ({"drain_timeout_seconds": 3}, "drain_min_seconds", "3.0"),
+        ({"on_triton_restart": "forget"}, "on_triton_restart", "forget"),
     ],
 )
-def test_setting_of_the_chart_without_being_asked(values, setting, expected):
-    assert str(getattr(loaded(values).settings, setting)) == expected
+def test_setting_of_the_chart_follows_the_values(given, setting, expected):
+    assert str(getattr(loaded({"settings": given}).settings, setting)) == expected
