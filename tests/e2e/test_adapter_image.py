@@ -5,7 +5,6 @@ import subprocess
 from contextlib import closing
 
 import pytest
-from docker.errors import ContainerError
 
 from tests.e2e.stack import PYTHON_IMAGE, ROOT, running
 
@@ -30,37 +29,20 @@ def image(images):
     return images["ADAPTER_IMAGE"]
 
 
-@pytest.mark.parametrize("user", ["65532", "0", "1000730000:4242"])
-def test_any_user_can_run_it(engine, image, user):
-    assert run(engine, image, "version", user=user).startswith("triton-adapter ")
-
-
 def test_default_user_is_a_number_other_than_root(engine, image):
     assert engine.images.get(image).attrs["Config"]["User"] == "65532:65532"
 
 
 def test_there_is_no_pip(engine, image):
-    with pytest.raises(ContainerError, match="No module named pip"):
-        run(engine, image, "-m", "pip", entrypoint="/opt/adapter/bin/python")
     code = "import importlib.util as u; print(u.find_spec('pip'), u.find_spec('ensurepip'))"
     assert run(engine, image, "-I", "-c", code, entrypoint="python3") == "None None\n"
 
 
-def test_only_the_locked_packages_are_there(engine, image):
-    code = (
-        "import importlib.metadata as m, json;"
-        "print(json.dumps(sorted(d.metadata['Name'].lower() for d in m.distributions())))"
-    )
-
-    names = json.loads(run(engine, image, "-c", code, entrypoint="/opt/adapter/bin/python"))
-
-    assert "triton-adapter" in names
-    assert "opentelemetry-sdk" in names
-    assert not {"pytest", "hatchling", "nvidia-pytriton", "pip", "setuptools"} & set(names)
-
-
 def test_bill_of_materials_names_the_images_contents(engine, image):
-    """`make sbom` installs the lock with this Python; names and versions must be the image's."""
+    """`make sbom` installs the lock with this Python; names and versions must be the image's.
+
+    So neither pip is there nor anything that only tests need.
+    """
     made = subprocess.run([ROOT / "scripts/sbom.sh"], capture_output=True, text=True, check=False)
     assert made.returncode == 0, made.stderr
     bill = json.loads((ROOT / "dist/triton-adapter.cdx.json").read_text())
@@ -74,13 +56,6 @@ def test_bill_of_materials_names_the_images_contents(engine, image):
     billed = [bill["metadata"]["component"], *bill["components"]]
     assert {(one["name"], one["version"]) for one in billed} == {*map(tuple, there)}
     assert next(one for one in billed if one["name"] == "aiohttp")["licenses"]
-
-
-def test_wrong_settings_end_it_with_2(engine, image):
-    with pytest.raises(ContainerError) as caught:
-        run(engine, image, environment={"ADAPTER_HTPP": "x"}, stderr=True)
-    assert caught.value.exit_status == 2
-    assert b"did you mean ADAPTER_HTTP" in caught.value.stderr
 
 
 def test_labels_say_what_it_is(engine, image):

@@ -114,10 +114,6 @@ def test_many_models_are_loaded_invoked_and_unloaded(many):
     assert many.client.delete("/models/digits").status == 200
 
 
-def test_the_one_model_answers_at_invocations(one):
-    assert one.client.post("/invocations", SAMPLE).status == 200
-
-
 def test_nothing_but_the_bound_port_listens_outside(many):
     """Triton's and the admin listener's ports are in the safe range, for this container alone."""
     code = (

@@ -78,19 +78,6 @@ def test_lock_has_tracing_and_store_packages():
     assert "\nobstore==" in locked
 
 
-def test_build_context_has_what_dockerfile_copies():
-    copied = {
-        path
-        for line in re.findall(r"^COPY (?!--from)(.+)$", DOCKERFILE, re.MULTILINE)
-        for path in line.split()[:-1]
-        if not path.startswith("--")
-    }
-    lines = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
-    sent = {line[1:] for line in lines if line.startswith("!")}
-    assert {path for path in copied if not path.startswith(tuple(sent))} == set()
-    assert sent - {"requirements", "deploy/images"} <= copied
-
-
 def test_the_images_and_compose_have_the_same_defaults():
     build = SERVICES["adapter"]["build"]
     assert default(build["args"]["PYTHON_IMAGE"]) == argument("PYTHON_IMAGE")
@@ -130,6 +117,7 @@ def test_each_profile_has_one_triton_under_one_name():
         assert SERVICES[service]["profiles"] == [profile]
         assert SERVICES[service]["networks"]["default"]["aliases"] == ["triton"]
     assert SERVICES["adapter"]["profiles"] == ["cpu", "gpu"]
+    assert SERVICES["triton"]["volumes"] == SERVICES["triton-cpu"]["volumes"]
     only_gpu = SERVICES["triton"].keys() - SERVICES["triton-cpu"].keys()
     assert only_gpu == {"ulimits", "deploy"}
 
@@ -140,25 +128,6 @@ def test_adapter_starts_after_and_stops_before_triton():
     assert all(one == {"condition": "service_healthy", "required": False} for one in needs.values())
 
 
-def test_models_have_the_same_paths_in_both_containers():
-    assert SERVICES["triton"]["volumes"] == SERVICES["triton-cpu"]["volumes"]
-    *theirs, cache = SERVICES["triton"]["volumes"]
-    assert [*theirs, cache.removesuffix(":ro")] == SERVICES["adapter"]["volumes"]
-    path = Settings().repository
-    assert f"repository:{path}" in SERVICES["adapter"]["volumes"]
-    assert f"--model-repository={path}" in SERVICES["triton"]["command"]
-
-
-def test_cache_is_read_only_for_triton():
-    """The image has its folder: a new volume takes the mode from there."""
-    path = SERVICES["adapter"]["environment"]["ADAPTER_CACHE_DIR"]
-    assert f"cache:{path}" in SERVICES["adapter"]["volumes"]
-    for triton in ("triton", "triton-cpu"):
-        assert f"cache:{path}:ro" in SERVICES[triton]["volumes"]
-    made = re.findall(r"install -d -m 1777 (.+)$", DOCKERFILE, re.MULTILINE)
-    assert path in made[0].split()
-
-
 def test_store_credentials_are_the_adapters_alone():
     """And are there only where they are set."""
     environment = SERVICES["adapter"]["environment"]
@@ -167,32 +136,6 @@ def test_store_credentials_are_the_adapters_alone():
     for name in {*of_stores, "ADAPTER_MODEL_STORE", "ADAPTER_CACHE_LIMIT"}:
         assert environment[name] is None
     assert not of_stores & SERVICES["triton"]["environment"].keys()
-
-
-def test_fleets_envoy_finds_machines_by_their_name():
-    envoy = yaml.safe_load((ROOT / "deploy/fleet/envoy.yaml").read_text(encoding="utf-8"))
-    settings = Settings()
-    found = {
-        (endpoint["hostname"], endpoint["address"]["socket_address"]["port_value"])
-        for cluster in envoy["static_resources"]["clusters"]
-        for group in cluster["load_assignment"]["endpoints"]
-        for endpoint in (each["endpoint"] for each in group["lb_endpoints"])
-    }
-    [name] = SERVICES["machine"]["networks"]["default"]["aliases"]
-
-    assert found == {(name, settings.http.port), (name, settings.grpc.port)}
-    [listener] = envoy["static_resources"]["listeners"]
-    port = listener["address"]["socket_address"]["port_value"]
-    assert published("envoy") == [f"127.0.0.1:8080:{port}"]
-    assert published("machine") == published("bucket") == []
-
-
-def test_each_machine_has_own_repository_and_cache():
-    machine = SERVICES["machine"]
-    assert machine["volumes"] == [
-        str(Settings().repository),  # volumes without a name are of one container
-        machine["environment"]["ADAPTER_CACHE_DIR"],
-    ]
 
 
 def test_stopped_machine_serves_until_envoy_has_seen():
@@ -268,13 +211,3 @@ def test_what_deploy_gives_to_compose_is_there():
     ours = {source for source in sources if source.startswith("deploy/")}
     assert len(ours) == 3
     assert {source for source in ours if not (ROOT / source).exists()} == set()
-
-
-def test_image_is_built_from_every_package():
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    packages = project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
-    taken = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
-    assert packages
-    for package in packages:
-        assert f"COPY {package} {package}\n" in DOCKERFILE
-        assert f"!{package}" in taken

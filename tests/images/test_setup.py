@@ -3,8 +3,6 @@
 The uv here was recorded: it cannot fetch an interpreter on every machine that runs the tests.
 """
 
-import os
-import pty
 import re
 import shutil
 import subprocess
@@ -193,20 +191,6 @@ def test_run_installs_its_packages_once(clone: Clone) -> None:
     assert "--quiet" in install  # there is no terminal
     assert [call for call in installed if "requirements/dev.txt" in call] == []
     assert (again.returncode, again.stderr, clone.calls) == (0, "", [])
-
-
-def test_pip_shows_progress_on_a_terminal(clone: Clone) -> None:
-    clone.interpreter("python3", "3.12.1")
-    ours, terminal = pty.openpty()
-    command = [clone.folder / "scripts/setup.sh", "run"]
-    try:
-        subprocess.run(command, env={"PATH": str(clone.bin)}, stdout=terminal, check=True)
-    finally:
-        os.close(terminal)
-        os.close(ours)
-
-    [install] = [call for call in clone.pip if "requirements/run.txt" in call]
-    assert "--progress-bar=on" in install
 
 
 def test_development_environment_serves_run_too(clone: Clone) -> None:
