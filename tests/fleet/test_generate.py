@@ -79,14 +79,6 @@ def test_machines_key_does_not_depend_on_address():
     assert [port for _, port, _, _ in endpoints(text, "grpc")] == [8085, 8085, 3, 8085]
 
 
-def test_http_and_grpc_have_the_same_table():
-    text = configuration("adapter-0", "c=10.0.0.9:1:2:3")
-    assert [key for *_, key in endpoints(text)] == [key for *_, key in endpoints(text, "grpc")]
-    same = ("maglev_lb_config", "common_lb_config", "lb_policy", "health_checks")
-    http, grpc = cluster(text, "http"), cluster(text, "grpc")
-    assert {key: http[key] for key in same} == {key: grpc[key] for key in same}
-
-
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [

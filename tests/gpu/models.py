@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pynvml
 
+from tests.running import RunningAdapter
 from tests.trees import write_python_model
 
 MIB = 2**20
@@ -32,6 +33,12 @@ def gpu() -> Gpu:
         return Gpu(int(memory.total), int(memory.free))
     finally:
         pynvml.nvmlShutdown()
+
+
+def book(adapter: RunningAdapter) -> dict[str, int]:
+    """Return what the adapter has booked of the only GPU, in bytes."""
+    (device,) = adapter.state()["memory"]["devices"].values()
+    return device
 
 
 def why_not() -> str | None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.gpu.models import MIB, gpu, why_not, write_cuda_model
+from tests.gpu.models import MIB, book, gpu, why_not, write_cuda_model
 from tests.journeys.memory.models import metric
 from tests.processes import stubs
 from tests.running import Client, Reply, RunningAdapter, wait_until
@@ -41,11 +41,6 @@ def out_of_memory(reply: Reply, code: str) -> dict[str, Any]:
 
 def held(adapter: RunningAdapter) -> dict[str, int]:
     return {m["model_id"]: sum(m["bytes"].values()) for m in adapter.state()["models"]}
-
-
-def book(adapter: RunningAdapter) -> dict[str, int]:
-    (device,) = adapter.state()["memory"]["devices"].values()
-    return device
 
 
 def recovery_seconds(adapter: RunningAdapter) -> float:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.gpu.models import MIB, gpu, why_not, write_model_in_triton
+from tests.gpu.models import MIB, book, gpu, why_not, write_model_in_triton
 from tests.running import Client, RunningAdapter, unload_all, wait_until
 
 _MISSING = why_not()
@@ -19,17 +19,8 @@ pytestmark = [
 ]
 
 
-def models(adapter: RunningAdapter) -> dict[str, dict[str, Any]]:
-    return {model["model_id"]: model for model in adapter.state()["models"]}
-
-
 def held(adapter: RunningAdapter) -> dict[str, int]:
-    return {name: sum(model["bytes"].values()) // MIB for name, model in models(adapter).items()}
-
-
-def book(adapter: RunningAdapter) -> dict[str, Any]:
-    (device,) = adapter.state()["memory"]["devices"].values()
-    return device
+    return {name: sum(model["bytes"].values()) // MIB for name, model in adapter.models().items()}
 
 
 def test_tritons_reported_sizes_are_the_models(
@@ -57,7 +48,7 @@ def test_tritons_reported_sizes_are_the_models(
     found = held(adapter)
     record_property("reported_mib", str(found))
     assert {name: found[name] for name in sizes} == sizes
-    assert {models(adapter)[name]["size_from"] for name in sizes} == {"triton"}
+    assert {adapter.models()[name]["size_from"] for name in sizes} == {"triton"}
     ledger = book(adapter)["empty_bytes"] + book(adapter)["used_by_models_bytes"]
     record_property("ledger_over_driver", round(ledger / gpu().used, 4))
     assert ledger == pytest.approx(gpu().used, rel=0.05)
@@ -70,7 +61,7 @@ def test_unreported_sizes_are_read_and_given_back(
 ) -> None:
     package = write_model_in_triton(root / "silent", 3072)
     assert client.load("silent", package).status == 200
-    wait_until(lambda: models(adapter)["silent"]["is_measured"], 15, "the size is learned")
+    wait_until(lambda: adapter.models()["silent"]["is_measured"], 15, "the size is learned")
     record_property("read_mib", held(adapter)["silent"])
     assert held(adapter)["silent"] == pytest.approx(3072, rel=0.25)  # with a context of Triton
     before = gpu().used
