@@ -5,7 +5,6 @@ at it; those of xdist find in their environment what was seen.
 """
 
 import os
-import subprocess
 import tempfile
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
@@ -19,50 +18,15 @@ SERVER = "TRITON_SERVER"
 VERSION = "TRITON_SERVER_VERSION"
 PACKAGE = "nvidia-pytriton"
 EMBEDDED = "2.51.0"  # that of the package
-# An option that the adapter cannot do without, and that no other program has.
-_TELLING = "--model-control-mode"
-
-
-class NoTriton(pytest.UsageError):
-    """TRITON_SERVER names something that the tests cannot run on."""
-
-
-def said_by(path: Path, flag: str) -> str:
-    """What a program prints when it is called with this flag, or why it could not be called."""
-    try:
-        done = subprocess.run(
-            [path, flag], capture_output=True, timeout=30, check=False, stdin=subprocess.DEVNULL
-        )
-    except subprocess.TimeoutExpired:
-        return "nothing within 30 s"
-    except OSError as error:
-        return str(error)
-    return (done.stdout + done.stderr).decode(errors="replace").strip()
-
-
-def check(path: Path) -> None:
-    """NoTriton when this is no tritonserver, with what it is."""
-    if not path.is_file():
-        raise NoTriton(f"{SERVER}: there is no file {path}")
-    if not os.access(path, os.X_OK):
-        raise NoTriton(f"{SERVER}: {path} is not executable")
-    if _TELLING in said_by(path, "--help"):
-        return
-    said = [f"{flag} says {_first_line(said_by(path, flag))!r}" for flag in ("--version", "--help")]
-    raise NoTriton(f"{SERVER}: {path} is no tritonserver: {', '.join(said)}")
-
-
-def _first_line(text: str) -> str:
-    return text.partition("\n")[0][:200]
 
 
 def version_of(path: Path) -> str:
-    """Start it once below an adapter, and ask it. NoTriton when it does not come up."""
+    """Start it once below an adapter, and ask it. The adapter says why it does not come up."""
     try:
         with embedded_adapter(f"--tritonserver={path}") as adapter:
             return _version(adapter)
     except AssertionError as error:
-        raise NoTriton(f"{SERVER}: {path} does not start: {error}") from error
+        raise pytest.UsageError(f"{SERVER}: {path} does not start: {error}") from error
 
 
 def _version(adapter: RunningAdapter) -> str:
@@ -84,7 +48,6 @@ def pytest_configure(config: pytest.Config) -> None:
     if not given or hasattr(config, "workerinput"):
         return
     path = Path(given).absolute()
-    check(path)
     os.environ[VERSION] = version_of(path)
     folder = tempfile.TemporaryDirectory(prefix="tritonserver-of-the-tests-")
     config.add_cleanup(folder.cleanup)

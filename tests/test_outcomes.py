@@ -7,21 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.outcomes import MAY_RACE
-
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[1]
-
-RACING = """
-import pytest
-seen = []
-
-@pytest.mark.races
-def test_of_two_tries():
-    seen.append(1)
-    assert len(seen) > 1
-"""
 SKIPPED = """
 import pytest
 
@@ -45,21 +33,6 @@ def run(folder: Path, text: str, *flags: str, **environ: str) -> tuple[int, str]
     env = {**inherited, **alone, **environ}
     done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False)
     return done.returncode, done.stdout
-
-
-def test_racing_test_is_run_again_and_counted(tmp_path):
-    report = tmp_path / "outcomes"
-    code, said = run(tmp_path, RACING, TEST_OUTCOMES=str(report))
-    assert code == 0, said
-    expected = "tests run again: 1\n  test_it.py::test_of_two_tries\ntests not run: 0\n"
-    assert expected in said
-    assert report.read_text() == expected
-
-
-def test_few_tests_may_race(tmp_path):
-    tests = "".join(f"@pytest.mark.races\ndef test_{n}(): ...\n" for n in range(MAY_RACE + 1))
-    code, said = run(tmp_path, f"import pytest\n{tests}")
-    assert code == pytest.ExitCode.USAGE_ERROR, said
 
 
 @pytest.mark.parametrize("flags", [(), ("-n", "1")])
