@@ -2,7 +2,6 @@
 
 import ast
 import gc
-import itertools
 import re
 import tomllib
 from collections.abc import Iterator
@@ -22,6 +21,8 @@ SOURCES = sorted(
 )
 
 _LEVELS = {"debug", "info", "warning", "error", "exception", "critical", "log"}
+_LOGGERS = {"log", "_log", "logging.getLogger(__name__)"}
+_EVENT = re.compile(r"[a-z]+\.[a-z]+(_[a-z]+)*")
 # what the events of control/operations.py are named after
 _OPERATIONS = {"load", "unload"}
 
@@ -124,56 +125,32 @@ def test_the_core_decides_and_never_waits(sources: Sources):
     assert {name(path): found for path in core if (found := waits(path, sources[path]))} == {}
 
 
-def texts(node: ast.expr) -> set[str]:
-    """All that this expression can say."""
-    match node:
-        case ast.Constant(value=str(text)):
-            return {text}
-        case ast.Name(id="operation"):
-            return _OPERATIONS
-        case ast.FormattedValue(value=inner):
-            return texts(inner)
-        case ast.IfExp(body=one, orelse=other):
-            return texts(one) | texts(other)
-        case ast.JoinedStr(values=parts):
-            return {"".join(made) for made in itertools.product(*map(texts, parts))}
-    return set()
-
-
-def assigned(nodes: list[ast.AST], variable: str) -> set[str]:
-    found: set[str] = set()
-    for node in nodes:
-        if isinstance(node, ast.Assign):
-            target, value = node.targets[0], node.value
-            pairs = (
-                zip(target.elts, value.elts, strict=True)
-                if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple)
-                else [(target, value)]
-            )
-            for one, what in pairs:
-                if isinstance(one, ast.Name) and one.id == variable:
-                    found |= texts(what)
-    return found
-
-
-def is_log(node: ast.expr) -> bool:
-    return ast.unparse(node) in {"log", "_log", "logging.getLogger(__name__)"}
-
-
 def logged(nodes: list[ast.AST]) -> set[str]:
-    """The first argument of each log call; where that is a variable, all it may hold."""
+    """Return the events of all log calls; where one is in a variable, all that the module names."""
     found: set[str] = set()
     for node in nodes:
         match node:
-            case ast.Call(func=ast.Attribute(value=to, attr=level), args=given) if (
-                level in _LEVELS and is_log(to)
-            ):
-                message = given[level == "log"]
-                is_variable = isinstance(message, ast.Name)
-                events = assigned(nodes, message.id) if is_variable else texts(message)
-                assert events, f"line {node.lineno}: which event is this?"
-                found |= events
+            case ast.Call(func=ast.Attribute(value=logger, attr=level), args=arguments):
+                if level not in _LEVELS or ast.unparse(logger) not in _LOGGERS:
+                    continue
+                message = arguments[level == "log"]
+                if isinstance(message, ast.Name):
+                    found |= constants(nodes)
+                else:
+                    text = ast.unparse(message).removeprefix("f").strip("'")
+                    found |= {text.replace("{operation}", each) for each in _OPERATIONS}
     return found
+
+
+def constants(nodes: list[ast.AST]) -> set[str]:
+    """Return the strings of a module that look like events."""
+    return {
+        node.value
+        for node in nodes
+        if isinstance(node, ast.Constant)
+        and isinstance(node.value, str)
+        and _EVENT.fullmatch(node.value)
+    }
 
 
 @pytest.fixture(scope="module")
@@ -190,7 +167,7 @@ def test_every_event_that_is_described_is_logged(logged_events: dict[str, str]):
 
 
 def test_event_is_a_noun_and_a_participle():
-    assert [event for event in EVENTS if not re.fullmatch(r"[a-z]+\.[a-z]+(_[a-z]+)*", event)] == []
+    assert [event for event in EVENTS if not _EVENT.fullmatch(event)] == []
 
 
 def test_nightly_mistakes_fit_the_code():

@@ -147,8 +147,16 @@ def test_variable_of_the_values_beats_the_charts(name):
     """An allocator is chosen by one variable, so the chart's own variables of glibc go."""
     values = {"triton": {"extraEnv": [{"name": name, "value": "/srv"}]}}
     own = allocator_variables({}) if name == "HOME" else {"HOME": "/tmp"}
+    spec = pod_spec(values)
 
-    assert environment(pod_spec(values), "triton") == {**own, name: "/srv"}
+    assert environment(spec, "triton") == {**own, name: "/srv"}
+    assert len(containers(spec)["triton"]["env"]) == len(own) + 1
+
+
+def test_tmp_of_triton_has_the_size_of_the_values():
+    volumes = pod_spec({"triton": {"tmpSize": "4Gi"}})["volumes"]
+
+    assert {"name": "triton-tmp", "emptyDir": {"sizeLimit": "4Gi"}} in volumes
 
 
 def test_a_changed_setting_replaces_the_pods():
