@@ -7,18 +7,16 @@ folder, the example models instead of the volume, and the tritonserver that is i
 import os
 import re
 import shutil
-import signal
 import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from adapter.triton.server.launch import prepare
 from tests.chart.chart import ROOT, containers, pod_spec, variables
 from tests.ports import free_ports
-from tests.processes import descendants
 from tests.running import EXAMPLES, RunningAdapter
 
 REPOSITORY = "/models/_triton_models"
@@ -26,26 +24,18 @@ REPOSITORY = "/models/_triton_models"
 
 @contextmanager
 def running_pod(
-    values: Mapping[str, Any], environ: Mapping[str, str] | None = None
-) -> Iterator[RunningAdapter]:
-    with running_containers(values, environ=environ) as (running, _):
-        yield running
-
-
-@contextmanager
-def running_containers(
     values: Mapping[str, Any],
     models: Path = EXAMPLES,
     *,
     before: Sequence[str] = (),
     environ: Mapping[str, str] | None = None,
-) -> Iterator[tuple[RunningAdapter, "Triton"]]:
+) -> Iterator[RunningAdapter]:
     """Triton first, and ended last, as Kubernetes does with a native sidecar. See `pod_of`."""
     with (
-        pod_of(values, models, before=before, environ=environ) as (server, given, flags),
+        pod_of(values, models, before=before, environ=environ) as (given, flags),
         adapter(given, *flags) as running,
     ):
-        yield running, server
+        yield running
 
 
 @contextmanager
@@ -55,8 +45,8 @@ def pod_of(
     *,
     before: Sequence[str] = (),
     environ: Mapping[str, str] | None = None,
-) -> Iterator[tuple["Triton", dict[str, str], tuple[str, ...]]]:
-    """The container of Triton, and the variables and flags of an adapter in front of it.
+) -> Iterator[tuple[dict[str, str], tuple[str, ...]]]:
+    """Run the container of Triton; the variables and flags of an adapter in front of it.
 
     `before`: a command that runs Triton's, such as one that gives it other mounts. `environ`: what
     is elsewhere on this machine than in a pod.
@@ -79,8 +69,8 @@ def pod_of(
         f"--triton-metrics={metrics_host}:{metrics}",
     )
     try:
-        with triton(folder, [*arguments, *ports], before) as server:
-            yield server, own | {"ADAPTER_MODEL_ROOTS": str(models)} | dict(environ or {}), flags
+        with triton(folder, [*arguments, *ports], before):
+            yield own | {"ADAPTER_MODEL_ROOTS": str(models)} | dict(environ or {}), flags
     finally:
         shutil.rmtree(folder)
 
@@ -102,44 +92,22 @@ def environment_of_the_one_container(values: Mapping[str, Any]) -> dict[str, str
     return environment_of_the_image("sagemaker") | variables(values) | own
 
 
-class Triton:
-    """The container of Triton."""
-
-    def __init__(self, folder: Path, arguments: list[str], before: Sequence[str] = ()) -> None:
-        launch = prepare(None, folder / "run")
-        shared = f"--backend-config=python,shm-region-prefix-name={folder.name}"
-        self._command = [*before, launch.binary, *arguments, *launch.arguments, shared]
-        self._environ = {**os.environ, **launch.environment}
-        self._log = folder / "log"
-        self.process = self._start()
-
-    def _start(self) -> subprocess.Popen[bytes]:
-        with self._log.open("ab") as log:
-            return subprocess.Popen(self._command, stdout=log, stderr=log, env=self._environ)
-
-    def kill(self) -> None:
-        """As the OOM killer does: with all processes of its models."""
-        for pid in (*descendants(self.process.pid), self.process.pid):
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        self.process.wait(60)
-
-    def restart(self) -> None:
-        """As kubelet does with a container that has ended."""
-        self.process = self._start()
-
-    def stop(self) -> None:
-        self.process.terminate()
-        assert self.process.wait(40) == 0, self._log.read_text()[-2000:]
-
-
 @contextmanager
-def triton(folder: Path, arguments: list[str], before: Sequence[str] = ()) -> Iterator[Triton]:
-    server = Triton(folder, arguments, before)
+def triton(folder: Path, arguments: Sequence[str], before: Sequence[str]) -> Iterator[None]:
+    """Run the container of Triton, and end it as kubelet does."""
+    launch = prepare(None, folder / "run")
+    shared = f"--backend-config=python,shm-region-prefix-name={folder.name}"
+    command = [*before, launch.binary, *arguments, *launch.arguments, shared]
+    log = folder / "log"
+    with log.open("wb") as file:
+        process = subprocess.Popen(
+            command, stdout=file, stderr=file, env={**os.environ, **launch.environment}
+        )
     try:
-        yield server
+        yield
     finally:
-        server.stop()
+        process.terminate()
+        assert process.wait(40) == 0, log.read_text()[-2000:]
 
 
 @contextmanager

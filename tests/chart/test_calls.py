@@ -103,7 +103,7 @@ def test_loads_want_the_secrets_token_helm_test_has(tmp_path):
         command = [sys.executable, "-c", script, *words]
         return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
-    with running_pod(values, {"ADAPTER_CONTROL_TOKEN": f"file:{file}"}) as pod:
+    with running_pod(values, environ={"ADAPTER_CONTROL_TOKEN": f"file:{file}"}) as pod:
         without = run(f"http://{pod.http}")
         brought = run(f"http://{pod.http}", str(file))
 

@@ -212,7 +212,7 @@ def test_recipe_pod_finds_its_cache_after_kill(bucket, tmp_path):
         "ADAPTER_CACHE_DIR": str(cache),
         "ADAPTER_HTTP_DATA": "127.0.0.1:0",
     }
-    with pod_of(ENDPOINT, before=read_only_for_triton(cache), environ=environ) as (_, given, flags):
+    with pod_of(ENDPOINT, before=read_only_for_triton(cache), environ=environ) as (given, flags):
         first = start(given, *flags)
         try:
             wait_until(lambda: "metrics" in first.listeners and is_ready(first), 60, "it is ready")

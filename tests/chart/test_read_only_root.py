@@ -7,7 +7,7 @@ from contextlib import closing
 import pytest
 
 from tests.chart.chart import containers, pod_spec, values_of
-from tests.chart.pod import running_containers
+from tests.chart.pod import running_pod
 from tests.trees import infer_body, write_python_model
 
 _MOUNT = 'mount --rbind "$1" "$1" && mount -o remount,bind,ro / && shift'
@@ -39,7 +39,7 @@ def test_triton_runs_on_a_read_only_root(tmp_path):
     write_python_model(tmp_path / "tries", answer=TRIES)
 
     with (
-        running_containers(values, tmp_path, before=[*INSIDE, "env", *home]) as (adapter, _),
+        running_pod(values, tmp_path, before=[*INSIDE, "env", *home]) as adapter,
         closing(adapter.client()) as client,
     ):
         assert client.load("tries", tmp_path / "tries").status == 200

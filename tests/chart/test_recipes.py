@@ -20,7 +20,7 @@ from tests.chart.chart import (
     values_of,
     variables,
 )
-from tests.chart.pod import pod_of, running_containers
+from tests.chart.pod import pod_of, running_pod
 from tests.chart.promql import check_queries, query_of
 from tests.journeys.observability.promtool import needs_promtool
 from tests.running import Client, wait_until
@@ -65,7 +65,7 @@ def test_triton_serves_as_a_user_that_nobody_knows(tmp_path):
     write_python_model(tmp_path / "who", answer=who, config=CONFIG.replace("FP32", "FP64"))
 
     with (
-        running_containers(values_of("openshift"), tmp_path, before=as_nobody) as (adapter, _),
+        running_pod(values_of("openshift"), tmp_path, before=as_nobody) as adapter,
         closing(adapter.client()) as client,
     ):
         assert client.load("who", tmp_path / "who").status == 200
@@ -99,7 +99,7 @@ def scraped(address: str) -> bytes:
 
 @pytest.mark.triton
 async def test_tritons_metrics_are_read_and_scraped_over_ipv6(tmp_path):
-    with pod_of(values_of("ipv6"), tmp_path) as (_, environ, flags):
+    with pod_of(values_of("ipv6"), tmp_path) as (environ, flags):
         [given] = [each.partition("=")[2] for each in flags if "--triton-metrics=" in each]
         settings = load_settings({"triton_metrics": given}, environ, None).settings
         address = str(settings.triton_metrics)

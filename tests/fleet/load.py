@@ -2,14 +2,12 @@
 
 import random
 import threading
-import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from itertools import accumulate, islice
-from statistics import median
 
 from tests.fleet.envoy import RunningEnvoy
 from tests.fleet.machines import invoke
@@ -18,11 +16,9 @@ from tests.running import Client
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """`began`, `ended`: seconds of time.monotonic. `status` 0: the connection broke."""
+    """Is what became of one call. `status` 0: the connection broke."""
 
     number: int
-    began: float
-    ended: float
     status: int
     cache: str
     machine: str
@@ -43,12 +39,6 @@ class Calls:
         return sum(each.cache == "hit" and each.status == 200 for each in self.done) / len(
             self.done
         )
-
-    def median(self, *, hits: bool, default: float = 0.0) -> float:
-        """Return how long calls took that found their model in memory, or those that did not."""
-        right = [each for each in self.done if each.status == 200]
-        took = [each.ended - each.began for each in right if (each.cache == "hit") == hits]
-        return median(took) if took else default
 
     def machines_of(self, number: int) -> Counter[str]:
         return Counter(each.machine for each in self.done if each.number == number)
@@ -89,14 +79,12 @@ def ask(envoy: RunningEnvoy, names: Sequence[str], numbers: Iterator[int], calle
 
 
 def _call(client: Client, names: Sequence[str], number: int) -> Call:
-    began = time.monotonic()
     try:
         answer = invoke(client, names[number])
     except OSError:
-        return Call(number, began, time.monotonic(), 0, "", "", is_right=True)
+        return Call(number, 0, "", "", is_right=True)
     is_right = answer.status != 200 or answer.value == number
-    ended = time.monotonic()
-    return Call(number, began, ended, answer.status, answer.cache, answer.machine, is_right)
+    return Call(number, answer.status, answer.cache, answer.machine, is_right)
 
 
 def some(weights: Sequence[float], seed: int, calls: int) -> Iterator[int]:

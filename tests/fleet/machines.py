@@ -139,9 +139,6 @@ class Machine:
         lines = self._admin("/metrics").body.decode().splitlines()
         return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(metric))
 
-    def state(self) -> Any:
-        return self._admin("/debug/state").json()
-
     def _admin(self, path: str) -> Any:
         with closing(Client(self.admin)) as admin:
             return admin.get(path)

@@ -140,7 +140,6 @@ class Callers:
         except AdapterError as told:
             oracle.failed(call, told, self._world.newest[name])
             raise
-        oracle.happened("infer done", name)
         oracle.answered(call, spec, expected)
         return spec
 

@@ -34,7 +34,7 @@ class SimDisk:
         # what the files of the disk cache are at a place; None if there are none any more
         self.cached: Callable[[str], Spec | None] = lambda _: None
         self.read: Callable[[str, str], Spec | None] = lambda _, __: None  # by Triton
-        self.admitted: Callable[[Spec, int], None] = lambda _, __: None
+        self.admitted: Callable[[Spec], None] = lambda _: None
 
     def spec_at(self, name: str) -> Spec | None:
         if name not in self._placed:
@@ -74,7 +74,7 @@ class SimDisk:
     ) -> Placement:
         spec = self.specs[package.content_key]
         await turns(self._draws.of("disk", "place", name))
-        self.admitted(spec, gpu or 0)
+        self.admitted(spec)
         if (fault := self._fault("place", spec.model_id)) is not None:
             raise self._error(fault)
         helpers = [f"{name}.h{number}" for number in range(spec.helpers)]

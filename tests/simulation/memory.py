@@ -3,7 +3,7 @@
 import asyncio
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from adapter.core.memory import HOST, Device, DeviceReading, MemoryReading
 from tests.simulation.loop import Draws
@@ -28,8 +28,6 @@ class Truth:
         self.sizes = (device_bytes, *more)
         self.gpu_of: dict[str, int] = {}  # of each holder; the first for all others
         self.held: dict[str, int] = {"baseline": baseline}
-        self.changed_at: dict[str, float] = {}  # last, by holder
-        self.watch: Callable[[], None] = lambda: None
         self._history: deque[tuple[float, tuple[int, ...]]] = deque(maxlen=4096)
         self.changed()
 
@@ -50,7 +48,6 @@ class Truth:
             self.held[holder] = count
         else:
             self.held.pop(holder, None)
-        self.changed_at[holder] = _now()
         self.changed()
 
     def add(self, holder: str, count: int) -> None:
@@ -58,7 +55,6 @@ class Truth:
 
     def changed(self) -> None:
         self._history.append((_now(), tuple(map(self.used_on, range(len(self.sizes))))))
-        self.watch()
 
     def restarted(self) -> None:
         """Forget what was: no metrics are of another Triton."""

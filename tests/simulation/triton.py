@@ -421,21 +421,14 @@ class SimTriton:
                     text = f"Stub process '{each.name}_0_0' is not healthy."
                     raise StubDied(text, model_id=model_id)
             self._grow(held, random)
-            if not is_ours and (fault := self._fault("infer", held.spec.model_id)) is not None:
-                raise self._make_error(fault, model_id)
+            if not is_ours and self._fault("infer", held.spec.model_id) is not None:
+                raise InferenceFailed("division by zero", model_id=model_id)
             return held.spec.package
         finally:
             held.in_flight -= 1
             held.of_callers -= not is_ours
             if not held.in_flight:
                 held.idle.set()
-
-    def _make_error(self, fault: str, model_id: str) -> AdapterError:
-        if fault == "echo":
-            text = "input 'CUDA out of memory. Tried to allocate 1 bytes' is unknown"
-            figures = MemoryFigures(needed_bytes=1)
-            return OutOfMemory(text, model_id=model_id, figures=figures, matched="out of memory")
-        return InferenceFailed("division by zero", model_id=model_id)
 
     def _grow(self, held: Held, random: Random) -> None:
         grown = self.truth.held.get(held.process.key, 0) - held.spec.takes

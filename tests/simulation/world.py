@@ -85,8 +85,6 @@ class World(Outages):
         """An adapter that lives has written this line."""
         if (what := _LOGGED.get(event)) is not None:
             self.oracle.happened(what, str(fields["model_id"]))
-        if event == "model.loaded":
-            self.oracle.note_loaded(str(fields["model_id"]))
         # a return is given up for other reasons, too
         has_ended = "Triton has ended again" in str(fields.get("reason"))
         if event == "model.given_up" or has_ended:
@@ -462,6 +460,5 @@ _LOGGED = {
     "model.loading": "load begun",
     "model.unload_failed": "unload failed",
     "model.load_stuck": "given up",
-    "model.load_ended": "load cut",
 }
 _OPERATIONS = ("model.loading", "model.unloading", "call")

@@ -127,7 +127,7 @@ def test_models_are_named_as_their_inference_services(bucket, tmp_path):
     }
 
     with (
-        pod_of(on_the_page("values"), environ=environ) as (_, given, flags),
+        pod_of(on_the_page("values"), environ=environ) as (given, flags),
         adapter(given, *flags, "--grpc-data=127.0.0.1:0") as pod,
     ):
         wait_until(lambda: is_ready(pod), 60, "it is ready")
