@@ -1,6 +1,7 @@
 """Programs in other languages: built where their tools are, and kept in pytest's cache."""
 
 import hashlib
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -30,3 +31,21 @@ def build(folder: Path, source: Path, *command: str) -> None:
             pytest.skip("what it is built of cannot be fetched")
         raise AssertionError(text[-4000:]) from error
     (folder / "done").touch()
+
+
+def go_program(pytestconfig: pytest.Config, name: str, source: str, seconds: float) -> Path:
+    """Have Go build a program, once, into pytest's cache; return it."""
+    assert pytestconfig.cache is not None
+    program = Path(pytestconfig.cache.mkdir(name)) / name
+    if not program.exists():
+        try:
+            subprocess.run(
+                ["nice", "go", "install", "-p", "1", source],
+                env={**os.environ, "GOBIN": str(program.parent)},
+                capture_output=True,
+                timeout=seconds,
+                check=True,
+            )
+        except (OSError, subprocess.SubprocessError) as error:
+            pytest.skip(f"{name} cannot be had: {error}")
+    return program

@@ -3,7 +3,6 @@ real Envoy with just that: its routes and its clusters, with machines in place o
 """
 
 import json
-import os
 import subprocess
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
@@ -14,6 +13,7 @@ import pytest
 import yaml
 
 from tests.buckets import Bucket, s3_server
+from tests.builds import go_program
 from tests.chart.chart import objects, values_of
 from tests.fleet.envoy import RunningEnvoy
 from tests.fleet.machines import Machine, invoke, machines, put_model, room_for
@@ -33,28 +33,10 @@ NAMES = [f"m{number}.tar.gz" for number in range(8)]
 Translate = Callable[[str], dict[str, Any]]
 
 
-@pytest.fixture(scope="module")
-def egctl(request: pytest.FixtureRequest) -> Path:
-    """The program, which Go builds once into pytest's cache."""
-    assert request.config.cache is not None
-    folder = request.config.cache.mkdir("egctl")
-    if not (folder / "egctl").exists():
-        try:
-            subprocess.run(
-                ["nice", "go", "install", "-p", "1", PROGRAM],
-                env={**os.environ, "GOBIN": str(folder)},
-                capture_output=True,
-                timeout=BUILD_SECONDS,
-                check=True,
-            )
-        except (OSError, subprocess.SubprocessError) as error:
-            pytest.skip(f"egctl cannot be had: {error}")
-    return folder / "egctl"
-
-
 @pytest.fixture
-def translated(egctl: Path, tmp_path: Path) -> Translate:
+def translated(pytestconfig: pytest.Config, tmp_path: Path) -> Translate:
     """Have egctl validate the objects of a case and translate them, as Envoy Gateway does."""
+    egctl = go_program(pytestconfig, "egctl", PROGRAM, BUILD_SECONDS)
 
     def translate(case: str) -> dict[str, Any]:
         made = [

@@ -64,6 +64,20 @@ class TryCache:
         return use
 
 
+class IdleModels:
+    """Models that may be unloaded for a fetch, and never are."""
+
+    can_unload = True
+    unloads = 0
+
+    async def unload_one(self, missing_bytes: int) -> bool:
+        self.unloads += 1
+        return False
+
+    def bytes_that_stay(self) -> int:
+        return 0
+
+
 def forget_refusals(cache: ArtifactCache) -> None:
     """Let the cache ask its stores again at once for what they have just refused."""
     for versions in cache._versions.values():

@@ -1,11 +1,6 @@
 """A bucket on moto's server as a store."""
 
-import asyncio
-import os
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import pytest
 
@@ -15,48 +10,6 @@ from tests.buckets import KEYS_A_PAGE
 from tests.store.conftest import archive, files_of, names
 
 _FILES = {"config.pbtxt": b"backend: 'python'", "1/model.py": b"pass"}
-
-
-@asynccontextmanager
-async def cutting(
-    endpoint: str, after_bytes: int, cuts: int
-) -> AsyncIterator[tuple[str, list[str]]]:
-    """Stand before a server, and close the first connections after so many bytes of answers. Yields
-    the URL, and the heads of all requests for objects.
-    """
-    server_port, heads, left = urlsplit(endpoint).port, list[str](), cuts
-
-    async def pump(reader, writer, limit):
-        sent = 0
-        while chunk := await reader.read(2**16):
-            if limit is None:
-                heads.append(chunk.decode(errors="replace"))
-            elif sent + len(chunk) > limit:
-                writer.write(chunk[: limit - sent])
-                break
-            sent += len(chunk)
-            writer.write(chunk)
-            await writer.drain()
-
-    async def serve(reader, writer):
-        nonlocal left
-        theirs, to_them = await asyncio.open_connection("127.0.0.1", server_port)
-        limit = after_bytes if left > 0 else 2**40
-        left -= 1
-        both = [asyncio.create_task(pump(reader, to_them, None))]
-        both.append(asyncio.create_task(pump(theirs, writer, limit)))
-        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
-        for each in both:
-            each.cancel()
-        await asyncio.gather(*both, return_exceptions=True)
-        for each in (writer, to_them):
-            each.close()
-
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    try:
-        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", heads
-    finally:
-        server.close()
 
 
 async def test_an_archive_is_fetched_from_below_the_prefix(bucket, open_cache):
@@ -112,15 +65,6 @@ async def test_a_key_may_be_any_text(bucket, open_cache, key):
     assert files_of(artifact) == _FILES
 
 
-async def test_key_that_is_no_path_spoils_its_prefix(bucket, open_cache):
-    bucket.put_marker("m/../x/")
-    bucket.put({"n/config.pbtxt": b"c"})
-    cache = await open_cache(f"s3://{bucket.name}")
-    with pytest.raises(InvalidModel, match=r'"m/../x/" has a key that cannot be a path; rename or'):
-        await cache.fetch("m")
-    await cache.fetch("n")
-
-
 async def test_missing_key_is_named_with_its_bucket(bucket, open_cache):
     with pytest.raises(ArtifactNotFound) as missing:
         await (await open_cache(f"s3://{bucket.name}/p")).fetch("a.tar.gz")
@@ -135,18 +79,6 @@ async def test_missing_bucket_is_the_stores_fault(bucket, open_cache):
     assert "NoSuchBucket" in cache.cache.unreachable_reason
 
 
-async def test_cut_download_continues_by_range_and_if_match(bucket, open_cache, monkeypatch):
-    content = {"model.bin": os.urandom(6 * 2**20)}
-    bucket.put({"a.tar.gz": archive(content)})
-    async with cutting(bucket.endpoint, 3 * 2**20, cuts=4) as (url, heads):
-        monkeypatch.setenv("AWS_ENDPOINT_URL_S3", url)
-        artifact, _ = await (await open_cache(f"s3://{bucket.name}")).fetch("a.tar.gz")
-    assert files_of(artifact) == content
-    ranged = [head.lower() for head in heads if "range: bytes=" in head.lower()]
-    assert ranged
-    assert all(f"if-match: {artifact.etag}" in head for head in ranged)
-
-
 async def test_name_is_found_with_archive_suffix(bucket, open_cache):
     bucket.put({"a.zip": b"", "a.tar": b"", "b/config.pbtxt": b""})
     cache = (await open_cache(f"s3://{bucket.name}")).cache
@@ -155,21 +87,6 @@ async def test_name_is_found_with_archive_suffix(bucket, open_cache):
     assert await cache.find(ArtifactKey("", "c")) is None
     bucket.put({"c.zip": b""})
     assert await cache.find(ArtifactKey("", "c")) is None, "remembered for some seconds"
-
-
-async def test_profile_keys_are_found_with_boto3(bucket, open_cache, monkeypatch, tmp_path):
-    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
-    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
-    credentials = tmp_path / "credentials"
-    credentials.write_text("[team]\naws_access_key_id = profiles-key\naws_secret_access_key = s\n")
-    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(credentials))
-    monkeypatch.setenv("AWS_PROFILE", "team")
-    bucket.put({"a.tar.gz": archive(_FILES)})
-    async with cutting(bucket.endpoint, 0, cuts=0) as (url, heads):
-        monkeypatch.setenv("AWS_ENDPOINT_URL_S3", url)
-        await (await open_cache(f"s3://{bucket.name}")).fetch("a.tar.gz")
-    assert all("Credential=profiles-key/" in head for head in heads)
-    assert heads
 
 
 async def test_secrets_are_in_no_message(bucket, open_cache, monkeypatch, caplog):

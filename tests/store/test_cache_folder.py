@@ -39,17 +39,6 @@ async def test_the_order_of_use_outlives_the_process(folder, open_cache):
     assert await again.fetch_and_release("2") is CacheUse.MISS
 
 
-async def test_equal_keys_of_two_stores_stay_apart(tmp_path, open_cache):
-    for name in "one", "two":
-        (tmp_path / name / "a").mkdir(parents=True)
-        (tmp_path / name / "a/which").write_text(name)
-    cache = await open_cache(tmp_path / "one")
-    await cache.fetch_and_release("a")
-    await cache.cache.close()
-    artifact, use = await (await open_cache(tmp_path / "two")).fetch("a")
-    assert (files_of(artifact), use) == ({"which": b"two"}, CacheUse.MISS)
-
-
 async def test_written_bytecode_does_no_harm(folder, open_cache):
     (folder / "a.tar.gz").write_bytes(archive(_FILES))
     cache = await open_cache(folder)

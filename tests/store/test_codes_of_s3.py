@@ -1,15 +1,19 @@
 """Refusals of S3 by their code: what callers get, and what is said of the whole store."""
 
+import asyncio
 import time
 from collections.abc import AsyncIterator
+from contextlib import closing
+from pathlib import Path
 
 import pytest
 from aiohttp import web
 
-from adapter.errors import AdapterError, InvalidArtifact, StoreDenied
+from adapter.errors import AdapterError, InvalidArtifact, StoreDenied, StoreUnavailable
 from adapter.runtime import clock
-from tests.buckets import KEYS, Bucket
+from tests.buckets import Bucket
 from tests.store.conftest import archive, files_of
+from tests.store.web import lead_s3_to, serving
 
 _FILES = {"config.pbtxt": b"backend: 'python'"}
 
@@ -20,10 +24,10 @@ class Refusing:
     def __init__(self) -> None:
         self.status = 403
         self.code = ""
-        self.asked: list[str] = []
+        self.asked: list[web.Request] = []
 
     async def refuse(self, request: web.Request) -> web.Response:
-        self.asked.append(request.method)
+        self.asked.append(request)
         body = f"<Error><Code>{self.code}</Code></Error>" if self.code else ""
         return web.Response(status=self.status, text=body)
 
@@ -31,16 +35,9 @@ class Refusing:
 @pytest.fixture
 async def refusing(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Refusing]:
     server = Refusing()
-    app = web.Application()
-    app.router.add_route("*", "/{path:.*}", server.refuse)
-    runner = web.AppRunner(app, shutdown_timeout=0)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", f"http://127.0.0.1:{runner.addresses[0][1]}")
-    for name, value in KEYS.items():
-        monkeypatch.setenv(name, value)
-    yield server
-    await runner.cleanup()
+    async with serving(server.refuse) as url:
+        lead_s3_to(url, monkeypatch)
+        yield server
 
 
 @pytest.mark.parametrize(
@@ -50,6 +47,7 @@ async def refusing(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Refusing]:
         ((400, "InvalidToken"), StoreDenied, "the store does not know the session token: 400"),
         ((403, "RequestTimeTooSkewed"), StoreDenied, "this machine's clock, which says "),
         ((403, "AccessDenied"), StoreDenied, "refuses access: 403 Forbidden, AccessDenied"),
+        ((401, ""), StoreDenied, "refuses access: 401 Unauthorized; check the credentials"),
         ((403, ""), StoreDenied, "refuses access: 403 Forbidden; check the credentials, and that"),
         ((403, "InvalidObjectState"), InvalidArtifact, "the object is archived: restore it"),
     ],
@@ -85,6 +83,7 @@ async def test_archived_object_is_fetched_once_restored(
 
 
 async def test_odd_key_elsewhere_leaves_the_store_reachable(open_cache, bucket: Bucket, caplog):
+    """It spoils its own prefix alone."""
     bucket.put({"p/a.tar.gz": archive(_FILES)})
     bucket.put_marker("p/old//x")
     cache = await open_cache(f"s3://{bucket.name}/p")
@@ -92,7 +91,9 @@ async def test_odd_key_elsewhere_leaves_the_store_reachable(open_cache, bucket: 
     assert "artifact.store_unreachable" not in caplog.text
     artifact, _ = await cache.fetch("a.tar.gz")
     assert files_of(artifact) == _FILES
-    with pytest.raises(InvalidArtifact, match="rename or delete it"):
+    with pytest.raises(
+        InvalidArtifact, match=r'"p/old//x" has a key that cannot be a path; rename or'
+    ):
         await cache.fetch("old")
 
 
@@ -103,3 +104,47 @@ async def test_check_of_a_store_mentions_no_download(open_cache, refusing: Refus
         "store s3://models/p: Failed to look into the store (bucket: models, key: p):"
         " the store refuses access: 403 Forbidden, AccessDenied"
     )
+
+
+async def test_profile_keys_are_found_with_boto3(
+    open_cache, refusing: Refusing, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    credentials = tmp_path / "credentials"
+    credentials.write_text("[team]\naws_access_key_id = profiles-key\naws_secret_access_key = s\n")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(credentials))
+    monkeypatch.setenv("AWS_PROFILE", "team")
+    await open_cache("s3://models", timeout_seconds=1)
+    assert refusing.asked
+    for request in refusing.asked:
+        assert "Credential=profiles-key/" in request.headers["Authorization"]
+
+
+_REDIRECT = b"HTTP/1.1 301 Moved Permanently\r\nContent-Length: 0\r\n\r\n"
+_NO_LENGTH = b'HTTP/1.1 200 OK\r\nETag: "1"\r\nContent-Length: -5\r\n\r\n'
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (_REDIRECT, "is AWS_REGION that of the bucket?"),
+        (_NO_LENGTH, "its answer lacks what is needed to fetch an object"),
+        (b"220 mail.example ESMTP\r\n", "its answer is not HTTP"),
+        (b"", "it closes connections without an answer"),
+    ],
+    ids=["another region", "no length", "not HTTP", "closed"],
+)
+async def test_wrong_bucket_address_is_named(open_cache, monkeypatch, answer, reason):
+    async def serve(reader, writer):
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(answer)
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    with closing(server):
+        lead_s3_to(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", monkeypatch)
+        cache = await open_cache("s3://models", timeout_seconds=1)
+        with pytest.raises(StoreUnavailable) as failed:
+            await cache.fetch("a.tar.gz")
+    assert str(failed.value).endswith(reason)

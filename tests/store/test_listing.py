@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from adapter.core.artifacts import ArtifactKey, PackagePage
-from adapter.errors import ArtifactNotFound, StoreUnavailable
+from adapter.errors import StoreUnavailable
 from adapter.packages.unpack import Limits
 from adapter.settings.locations import StoreLocation, parse_location
 from adapter.store.cache import ArtifactCache
@@ -97,20 +97,6 @@ async def test_filter_selects_packages_by_name(open_cache, folder, pattern, expe
     assert await names_of(lambda after: packages.list_page("", pattern, after, 1)) == expected
 
 
-async def test_listing_says_what_is_on_disk(open_cache, folder) -> None:
-    (folder / "a.tar.gz").write_bytes(PACKED)
-    (folder / "b.tar.gz").write_bytes(PACKED)
-    opened: TryCache = await open_cache(folder)
-    artifact, _ = await opened.fetch("b.tar.gz")
-
-    page = await opened.cache.packages.list_page("", "", "", 10)
-
-    a, b = page.packages
-    assert (a.size_bytes, a.on_disk) == (len(PACKED), None)
-    assert b.on_disk is not None
-    assert (b.on_disk.size_bytes, b.on_disk.is_current) == (artifact.size_bytes, True)
-
-
 async def test_release_of_idle_package_is_no_use(open_cache, folder) -> None:
     """The list says when a model was last called, and the disk keeps what was called later."""
     (folder / "a.tar.gz").write_bytes(PACKED)
@@ -197,13 +183,6 @@ async def test_web_server_lists_what_is_on_disk(open_cache, website) -> None:
     assert [each.key.path for each in page.packages] == ["b.tar.gz"]
     assert page.note is not None
     assert "cannot list" in page.note
-
-
-async def test_unknown_store_is_refused_by_name(open_cache, folder) -> None:
-    packages = (await open_cache(folder)).cache.packages
-
-    with pytest.raises(ArtifactNotFound, match="no store 'other'"):
-        await packages.list_page("other", "", "", 10)
 
 
 # -- a long listing -----------------------------------------------------------------------------

@@ -4,12 +4,13 @@ import asyncio
 import shutil
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from adapter.core.artifacts import Artifact, ArtifactKey, CacheUse, FetchProgress
-from adapter.errors import ArtifactNotFound, StoreUnavailable
+from adapter.errors import ArtifactNotFound, NoRoom, StoreUnavailable
 from adapter.packages.unpack import Limits
 from adapter.settings.locations import parse_location
 from adapter.store import cache as cache_module
@@ -29,6 +30,7 @@ class MemoryStore:
     def __init__(self, name: str) -> None:
         self.location = parse_location(f"s3://{name}")
         self.is_away = False
+        self.checks = 0
         self._objects: dict[str, tuple[str, bytes]] = {}  # ETag and content, by path
 
     def put(self, key: str, version: str, *, padding: bytes = b"") -> None:
@@ -54,6 +56,7 @@ class MemoryStore:
             raise StoreUnavailable("the store is away")
 
     async def check(self) -> None:
+        self.checks += 1
         self._refuse_if_away()
 
     async def stat(self, path: str) -> StoredFile | None:
@@ -80,7 +83,13 @@ async def start(store: MemoryStore, tmp_path: Path) -> AsyncIterator[Start]:
     async with AsyncExitStack() as stack:
         opened: list[CacheFolder] = []
 
-        async def start(limit_bytes: int = 2**30, **more: MemoryStore) -> ArtifactCache:
+        async def start(
+            limit_bytes: int = 2**30,
+            *,
+            concurrency: int = 4,
+            check_seconds: float = 10.0,
+            **more: MemoryStore,
+        ) -> ArtifactCache:
             if opened:
                 opened.pop().close()
             folder = CacheFolder(tmp_path / "cache")
@@ -89,11 +98,11 @@ async def start(store: MemoryStore, tmp_path: Path) -> AsyncIterator[Start]:
                 {"": store, **more},
                 folder,
                 limit_bytes=limit_bytes,
-                concurrency=4,
+                concurrency=concurrency,
                 limits=Limits(max_unpacked_bytes=2**30),
                 room_seconds=0.0,
             )
-            await cache.open()
+            await cache.open(check_seconds)
             stack.push_async_callback(cache.close)
             return cache
 
@@ -199,8 +208,12 @@ async def test_deleted_model_is_not_served_in_outage(store, start, path, asked_b
         with pytest.raises(ArtifactNotFound):
             await cache.is_current(first)
     store.is_away = True
-    with pytest.raises(StoreUnavailable):
-        await use(cache, path)
+    for _ in range(2):
+        with pytest.raises(StoreUnavailable):
+            await use(cache, path)
+        with pytest.raises(StoreUnavailable):
+            await cache.find(key_of(path.removesuffix(".tar.gz")))
+        cache = await start()
     store.is_away = False
     store.put(path, "v1")
     assert await use(cache, path) == ("v1", CacheUse.DISK)
@@ -250,19 +263,6 @@ async def test_key_on_disk_is_found_without_store(store, start, path):
         await cache.find(key_of("other"))
 
 
-async def test_deleted_key_is_not_found_without_store(store, start):
-    store.put("digits.tar.gz", "1")
-    cache = await start()
-    await use(cache, "digits.tar.gz")
-    store.delete("digits.tar.gz")
-    with pytest.raises(ArtifactNotFound):
-        await use(cache, "digits.tar.gz")
-    store.is_away = True
-    cache = await start()
-    with pytest.raises(StoreUnavailable):
-        await cache.find(key_of("digits"))
-
-
 async def test_slow_note_of_new_version_is_no_outage(store, start, monkeypatch):
     """The store was away before, so it has a moment to answer. It did, but what was noted on disk
     took longer: the call failed, by a text with the key of another model.
@@ -295,7 +295,65 @@ async def test_silent_store_is_reported_with_its_key(store, start, monkeypatch, 
         await use(cache, "secret-of-another-team")
     monkeypatch.setattr(cache_module, "_BRIEFLY_SECONDS", 0.05)
     monkeypatch.setattr(store, "stat", lambda _: asyncio.Event().wait())
-    assert await use(cache, "a") == ("v1", CacheUse.DISK)
+    async with asyncio.timeout(30):
+        assert await use(cache, "a") == ("v1", CacheUse.DISK)
     [event] = [each for each in caplog.records if each.message == "artifact.not_checked"]
     assert "key: a): it did not answer within 0.05 s" in event.reason
     assert "secret-of-another-team" not in event.reason
+
+
+async def test_absent_store_is_checked_until_it_returns(store, start, caplog):
+    store.is_away = True
+    cache = await start(check_seconds=0.001)
+    await wait_for(lambda: store.checks > 3)
+    assert cache.unreachable_reason == "store s3://models: the store is away"
+    store.is_away = False
+    await wait_for(lambda: cache.unreachable_reason is None)
+    events = [each.message for each in caplog.records]
+    assert events.count("artifact.store_unreachable") == 1
+    checks = store.checks
+    await cache.check()
+    assert store.checks == checks
+
+
+async def wait_for(is_met: Callable[[], bool]) -> None:
+    async with asyncio.timeout(30):
+        while not is_met():  # noqa: ASYNC110 - no event tells
+            await asyncio.sleep(0.001)
+
+
+async def test_silent_store_does_not_block_another(store, start, monkeypatch):
+    team = MemoryStore("team")
+    for each in (store, team):
+        each.put("m", "v1")
+    cache = await start(concurrency=1, team=team)
+    is_read = asyncio.Event()
+
+    async def hang(file: StoredFile, offset: int, end: int) -> AsyncGenerator[bytes, None]:
+        is_read.set()
+        await asyncio.Event().wait()
+        yield b""
+
+    monkeypatch.setattr(store, "read", hang)
+    hanging = asyncio.create_task(use(cache, "m"))
+    await is_read.wait()
+    async with asyncio.timeout(5):
+        assert await use(cache, "m", "team") == ("v1", CacheUse.MISS)
+    hanging.cancel()
+    await asyncio.wait({hanging})
+
+
+async def test_false_length_is_forgotten_with_its_answer(store, start, monkeypatch):
+    """A false Content-Length once made all later fetches of the version reserve as much."""
+    store.put("m.onnx", "v1")
+    cache = await start()
+    right = await store.stat("m.onnx")
+
+    async def overstate(path: str) -> StoredFile:
+        return replace(right, size_bytes=10**12)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "stat", overstate)
+        with pytest.raises(NoRoom, match=r"931\.3 GiB"):
+            await use(cache, "m.onnx")
+    assert await use(cache, "m.onnx") == ("v1", CacheUse.MISS)

@@ -22,8 +22,8 @@ from adapter.store import download
 from adapter.store.cache import ArtifactCache
 from adapter.store.cache_folder import CacheFolder
 from adapter.store.stores import open_store
-from tests.buckets import KEYS
 from tests.store.conftest import archive, files_of, zipped
+from tests.store.web import lead_s3_to, serving
 
 _KIB = 2**10
 _PART = 64 * _KIB
@@ -118,18 +118,11 @@ class LyingBucket:
 @pytest.fixture
 async def lying(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[LyingBucket]:
     bucket = LyingBucket()
-    app = web.Application()
-    app.router.add_route("*", "/{path:.*}", bucket.serve)
-    runner = web.AppRunner(app, shutdown_timeout=0)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", f"http://127.0.0.1:{runner.addresses[0][1]}")
-    for name, value in KEYS.items():
-        monkeypatch.setenv(name, value)
     monkeypatch.setattr(download, "PART_BYTES", _PART)
     monkeypatch.setattr(download, "MIN_SPLIT_BYTES", 2 * _PART)
-    yield bucket
-    await runner.cleanup()
+    async with serving(bucket.serve) as url:
+        lead_s3_to(url, monkeypatch)
+        yield bucket
 
 
 @asynccontextmanager

@@ -12,11 +12,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from adapter.core.artifacts import ArtifactKey, FetchProgress
 from adapter.errors import NoRoom
 from adapter.store.cache_folder import Cached, CacheFolder, Note
 from adapter.store.disk import BeginsAgain, Disk
-from tests.store.conftest import TryCache, archive, names
+from tests.store.conftest import IdleModels, TryCache, archive, names
 
 _KIB = 2**10
 _LIMIT = 600 * _KIB
@@ -32,18 +31,6 @@ def put(folder: Path, key: str, size_bytes: int, *, packed: bool) -> None:
     else:
         (folder / key).mkdir()
         (folder / key / "model.bin").write_bytes(content)
-
-
-class Callers:
-    """Models that somebody calls now: each will go, and none does so for others."""
-
-    can_unload = True
-
-    async def unload_one(self, missing_bytes: int) -> bool:
-        return False
-
-    def bytes_that_stay(self) -> int:
-        return 0
 
 
 def is_empty(cache: TryCache) -> bool:
@@ -107,7 +94,7 @@ async def test_fetches_that_fit_singly_all_succeed(folder, open_cache, sizes, co
     cache = await open_cache(
         folder, limit_bytes=_LIMIT, concurrency=concurrency, room_seconds=3600, at=at
     )
-    cache.models = Callers()
+    cache.models = IdleModels()
 
     async def use(key: str) -> None:
         for _ in range(random.choice([0, 1, 10])):
@@ -134,24 +121,6 @@ async def test_as_many_fetches_succeed_as_fit(folder, open_cache, packed):
     await wait_until_empty(cache)
 
 
-class Loaded(Callers):
-    """Models that would go for others."""
-
-    async def unload_one(self, missing_bytes: int) -> bool:
-        raise AssertionError("a model was asked to go")
-
-
-async def test_fetch_that_may_unload_nothing_is_refused(folder, open_cache):
-    for number in range(2):
-        put(folder, str(number), 400 * _KIB, packed=False)
-    cache = await open_cache(folder, limit_bytes=_LIMIT, room_seconds=3600)
-    cache.models = Loaded()
-    await cache.fetch("0")
-    with pytest.raises(NoRoom):
-        await cache.cache.fetch(ArtifactKey("", "1"), FetchProgress())
-    await wait_until_empty(cache)
-
-
 _NOTE = Note("", "first", "1", "", _LIMIT, {})
 
 
@@ -168,7 +137,7 @@ async def test_room_freed_while_asking_is_taken(tmp_path):
         await first.reserve(_LIMIT)
         artifact = disk.add(_NOTE, first)
 
-    class Releasing(Callers):
+    class Releasing(IdleModels):
         can_unload = False
 
         async def unload_one(self, missing_bytes: int) -> bool:

@@ -1,4 +1,4 @@
-"""A server of S3 that checks signatures, versitygw over a folder: refused keys, cuts, changes."""
+"""A server of S3 that checks signatures: versitygw over a folder."""
 
 import os
 import socket
@@ -13,6 +13,7 @@ from obstore.store import S3Store
 from adapter.core.artifacts import CacheUse
 from adapter.errors import StoreDenied
 from adapter.frontends.status import AWS, lookup
+from tests.builds import go_program
 from tests.ports import free_ports
 from tests.running import wait_until
 from tests.store.conftest import archive, files_of
@@ -25,34 +26,16 @@ _ACCESS, _SECRET = "gateway", "the gateway's secret"
 _CONTENT = {"model.bin": os.urandom(9 * 2**20)}
 
 
-@pytest.fixture(scope="module")
-def versitygw(request: pytest.FixtureRequest) -> Path:
-    """The program, which Go builds once into pytest's cache."""
-    assert request.config.cache is not None
-    folder = request.config.cache.mkdir("versitygw")
-    if not (folder / "versitygw").exists():
-        try:
-            subprocess.run(
-                ["nice", "go", "install", "-p", "1", PROGRAM],
-                env={**os.environ, "GOBIN": str(folder)},
-                capture_output=True,
-                timeout=_BUILD_SECONDS,
-                check=True,
-            )
-        except (OSError, subprocess.SubprocessError) as error:
-            pytest.skip(f"versitygw cannot be had: {error}")
-    return folder / "versitygw"
-
-
 @pytest.fixture
 def objects(
-    versitygw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    pytestconfig: pytest.Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[tuple[str, S3Store]]:
     """The URL of a server with a bucket `models`, which this process finds, and that bucket."""
     (tmp_path / "gateway/models").mkdir(parents=True)
     (tmp_path / "sidecar").mkdir()
     [port] = free_ports(1)
     address = f"127.0.0.1:{port}"
+    versitygw = go_program(pytestconfig, "versitygw", PROGRAM, _BUILD_SECONDS)
     command = [versitygw, f"--port={address}", "--quiet", "posix", f"--sidecar={tmp_path}/sidecar"]
     environ = {**os.environ, "ROOT_ACCESS_KEY": _ACCESS, "ROOT_SECRET_KEY": _SECRET}
     log = (tmp_path / "log").open("wb")

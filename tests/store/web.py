@@ -5,7 +5,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
+import pytest
 from aiohttp import web
+
+from tests.buckets import KEYS
 
 Serve = Callable[["Answer"], Awaitable[web.StreamResponse]]
 
@@ -123,16 +126,34 @@ async def silence(answer: Answer) -> web.StreamResponse:
 
 
 @asynccontextmanager
-async def web_server() -> AsyncIterator[WebServer]:
-    server = WebServer()
+async def serving(
+    serve: Callable[[web.Request], Awaitable[web.StreamResponse]],
+) -> AsyncIterator[str]:
+    """Have all requests answered by `serve`; yield the URL."""
     app = web.Application()
-    app.router.add_route("*", "/{path:.*}", server.serve)
+    app.router.add_route("*", "/{path:.*}", serve)
     runner = web.AppRunner(app, shutdown_timeout=0)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
-    server.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
     try:
-        yield server
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
     finally:
-        server.is_over.set()
         await runner.cleanup()
+
+
+@asynccontextmanager
+async def web_server() -> AsyncIterator[WebServer]:
+    server = WebServer()
+    async with serving(server.serve) as url:
+        server.url = url
+        try:
+            yield server
+        finally:
+            server.is_over.set()
+
+
+def lead_s3_to(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have this process take the server for S3."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", url)
+    for name, value in KEYS.items():
+        monkeypatch.setenv(name, value)
