@@ -7,7 +7,6 @@ from typing import Any
 from adapter.app.parts import Control, build_control
 from adapter.control.ports import MemorySettings, NoProcesses, Settings, TimeLimits, World
 from adapter.control.triton import Phase
-from adapter.core.memory import total
 from adapter.core.model import ModelId, ModelSource, Placement, TritonName
 from adapter.core.record import ModelRecord, OnExit
 from adapter.core.sizes import Sizes
@@ -39,7 +38,6 @@ class ControlOnFakes:
     def __init__(
         self,
         limit: int | None = None,
-        limits: TimeLimits = QUICK,
         *,
         is_embedded: bool = True,  # False for a Triton in another container
         on_exit: OnExit | None = OnExit.FORGET,
@@ -49,7 +47,7 @@ class ControlOnFakes:
         self.calls = Calls()
         self.triton = FakeControlTriton(self.calls)
         self.packages = FakePackages(self.calls)
-        self.triton.server = self.server = FakeServer()
+        self.server = FakeServer()
         self.store = FakeStore(self.calls)
         self.metrics = Metrics()
         self.sizes: dict[str, int] = {}
@@ -65,7 +63,7 @@ class ControlOnFakes:
             sizes=self.store,
         )
         settings = Settings(
-            limits=limits,
+            limits=QUICK,
             memory=MemorySettings(
                 limit_bytes=memory_limit,
                 headroom_of=lambda _: headroom_bytes,
@@ -144,11 +142,6 @@ class ControlOnFakes:
             while self.control.registry.records_of(ModelId(name)):
                 await self.parts.changes.wait(0.05)
 
-    async def turns(self, count: int = 60) -> None:
-        """Time for whoever could go on to do so."""
-        for _ in range(count):
-            await asyncio.sleep(0)
-
     def placement(self, name: str) -> Placement:
         """What Triton has of this model when it is up."""
         return self.packages.placements.get(f"/{name}", Placement((TritonName(name),)))
@@ -159,10 +152,6 @@ class ControlOnFakes:
     def state(self, name: str) -> ModelState | None:
         record = self.control.registry.get(ModelId(name))
         return record.state if record else None
-
-    def held(self, name: str) -> int:
-        record = self.control.registry.get(ModelId(name))
-        return total(self.parts.memory.held(record)) if record else 0
 
     def check(self, *names: str) -> None:
         """These models are up, by every book; and nothing else is anywhere."""

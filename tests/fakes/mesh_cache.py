@@ -127,10 +127,6 @@ class MeshCache:
                 entry.in_flight -= 1
         raise RuntimeError("retry iterations exhausted")
 
-    @property
-    def is_busy(self) -> bool:
-        return bool(self._tasks)
-
     async def quiet(self) -> None:
         """Wait until no load or unload is under way."""
         while self._tasks:

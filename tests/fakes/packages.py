@@ -19,10 +19,6 @@ class FakePackages:
         self.declared: dict[str, int] = {}
         self.size_bytes = 10
         self.placements: dict[str, Placement] = {}
-        self.warnings: tuple[str, ...] = ()
-        self.backends: frozenset[str] = frozenset()
-        self.gpus: dict[str, frozenset[int]] = {}  # that these packages name, by url
-        self.gpu_of: dict[str, int | None] = {}  # by every name in Triton of a package
         self._calls = calls
 
     async def prepare(self, name: TritonName, model_id: ModelId, source: ModelSource) -> Package:
@@ -36,10 +32,7 @@ class FakePackages:
             self.size_bytes,
             declared,
             source.url,
-            self.backends,
-            warnings=self.warnings,
-            gpus=self.gpus.get(source.url),
-            leaves_gpu_open=source.url not in self.gpus,
+            leaves_gpu_open=True,
         )
 
     async def has_changed(self, source: ModelSource, content_key: str, since: float) -> bool:
@@ -51,7 +44,6 @@ class FakePackages:
     ) -> Placement:
         placement = self.placements.get(package.root, Placement((name,)))
         self.folders[name] = StagedModel(name, model_id, placement, gpu=gpu)
-        self.gpu_of |= dict.fromkeys(placement.names, gpu)
         await self._calls.take("place", name)
         return placement
 
