@@ -22,7 +22,6 @@ from tests.frontends.grpc.proxy_listener import (
     Wire,
     begin,
     big_request,
-    channel_to,
     complete,
     echo,
     frame,
@@ -156,40 +155,6 @@ async def test_late_trailers_still_change_the_table(proxy):
         wire.send(frames.header_block(ENDED, head_of()[1:], end=False))
         wire.send(RESET, trailers, again, complete(LATER))
         assert await statuses(wire, LATER) == {LATER: OK}
-
-
-FLOODS = {
-    "DATA of one closed stream": frame(frames.DATA, 0, ENDED, bytes(50)),
-    "DATA of no bytes": frame(frames.DATA, 0, ENDED),
-    "trailers": LATE["trailers"],
-    "RST_STREAM": LATE["RST_STREAM"],
-    "WINDOW_UPDATE": LATE["WINDOW_UPDATE"],
-    "PRIORITY": LATE["PRIORITY"],
-}
-FLOOD_FRAMES = 21_000  # more than a second's budget of glitches
-
-
-@pytest.mark.usefixtures("one_second")
-async def test_floods_of_late_frames_end_their_connection(proxy):
-    async with channel_to(proxy.address) as others:
-        for name, late in FLOODS.items():
-            with case(name):
-                async with wire_to(proxy.address) as wire:
-                    wire.greet()
-                    wire.send(begin(ENDED), RESET)
-                    wire.send(late * FLOOD_FRAMES)
-                    assert await wire.ended_with() == Code.ENHANCE_YOUR_CALM
-                await others.unary_unary(INFER)(request_of())
-
-
-@pytest.mark.usefixtures("one_second")
-async def test_cancel_flood_with_data_ends_its_connection(proxy, wire):
-    """Each has a stream of its own, which is answered by one RST_STREAM."""
-    for stream_id in range(1, 2 * FLOOD_FRAMES, 2):
-        data = complete(stream_id)
-        wire.send(begin(stream_id), frames.reset(stream_id, Code.CANCEL), data)
-    assert await wire.ended_with() == Code.ENHANCE_YOUR_CALM
-    await proxy.until_at_rest()
 
 
 # what Triton may have sent before it learned that its stream was reset

@@ -10,7 +10,6 @@ from tests.fakes.http2_triton import GOOD, HEAD, answer, pour, untouched
 from tests.frontends.grpc.proxy_listener import (
     INFER,
     begin,
-    channel_to,
     complete,
     data_frames,
     frame,
@@ -116,24 +115,6 @@ async def test_a_refused_stream_is_unavailable(proxy, upstream, channel):
     triton = await upstream.accepted()
     triton.send(frames.reset(1, Code.REFUSED_STREAM))
     assert (await asking)[0] == "UNAVAILABLE"
-
-
-@pytest.mark.parametrize(
-    "flood",
-    [
-        lambda i: begin(2 * i + 1) + frames.reset(2 * i + 1, Code.CANCEL),
-        lambda i: begin(2 * i + 1, INFER, (b"te", b"x")),
-    ],
-    ids=["rapid reset", "malformed heads"],
-)
-@pytest.mark.usefixtures("one_second")
-async def test_floods_end_the_connection(proxy, wire, flood):
-    for i in range(2_100):
-        wire.send(flood(i))
-    assert await wire.ended_with() == Code.ENHANCE_YOUR_CALM
-    assert proxy.in_flight("m") == 0
-    async with channel_to(proxy.address) as channel:
-        await channel.unary_unary(INFER)(request_of())
 
 
 async def test_more_streams_than_were_agreed_are_refused(proxy, wire):

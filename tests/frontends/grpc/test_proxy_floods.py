@@ -10,7 +10,9 @@ from tritonclient.grpc import service_pb2 as pb
 
 from adapter.relay import frames
 from adapter.relay.frames import Code
+from adapter.relay.headers import encoded
 from adapter.runtime import turns
+from tests.cases import case
 from tests.fakes.http2_triton import answer, scripted_triton
 from tests.frontends.grpc.proxy_listener import (
     INFER,
@@ -116,19 +118,43 @@ async def test_too_many_settings_end_the_connection(proxy, wire):
     assert proxy.shed == ["flood"]
 
 
-@pytest.mark.usefixtures("one_second")
-async def test_continuations_count_as_frames_that_move_nothing(proxy, wire):
-    for stream_id in range(1, 201, 2):
-        wire.send(continuations(300, stream_id))
-    assert await wire.ended_with() == Code.ENHANCE_YOUR_CALM
+MANY = 21_000  # more frames than a second's budget of those that move nothing
+CLOSED = begin(3) + frames.reset(3, Code.CANCEL)
+NO_FIELDS = frame(frames.CONTINUATION, 0, 1)
+LONG_FIELDS = frame(frames.CONTINUATION, 0, 1, bytes(2**14))
+# Bytes that are sent on one connection.
+FLOODS = {
+    "PING": frames.ping(bytes(8)) * MANY,
+    "CONTINUATION without END_HEADERS": frame(frames.HEADERS, 0, 1) + NO_FIELDS * 1100,
+    "CONTINUATION of many bytes": frame(frames.HEADERS, 0, 1) + LONG_FIELDS * 20,
+    "CONTINUATION of many requests": b"".join(continuations(300, i) for i in range(1, 201, 2)),
+    "windows of many streams": b"".join(begin(i) for i in range(1, 2 * STREAMS, 2))
+    + (settings(1) + settings(2)) * 1000,
+    "rapid reset": b"".join(begin(i) + frames.reset(i, Code.CANCEL) for i in range(1, 4201, 2)),
+    "malformed heads": b"".join(begin(i, INFER, (b"te", b"x")) for i in range(1, 4201, 2)),
+    "DATA behind each reset": b"".join(
+        begin(i) + frames.reset(i, Code.CANCEL) + complete(i) for i in range(1, 2 * MANY, 2)
+    ),
+    "late DATA": CLOSED + frame(frames.DATA, 0, 3, bytes(50)) * MANY,
+    "late DATA of no bytes": CLOSED + frame(frames.DATA, 0, 3) * MANY,
+    "late trailers": CLOSED
+    + frames.header_block(3, b"\x20" + encoded([(b"x-late", b"1")]), end=True) * MANY,
+    "late RST_STREAM": CLOSED + frames.reset(3, Code.CANCEL) * MANY,
+    "late WINDOW_UPDATE": CLOSED + frames.window_update(3, 100) * MANY,
+    "late PRIORITY": CLOSED + frame(frames.PRIORITY, 0, 3, bytes(5)) * MANY,
+}
 
 
 @pytest.mark.usefixtures("one_second")
-async def test_window_changes_count_for_each_stream(proxy, wire):
-    for stream_id in range(1, 2 * STREAMS, 2):
-        wire.send(begin(stream_id))
-    wire.send(*[settings(1), settings(2)] * 1000)
-    assert await wire.ended_with() == Code.ENHANCE_YOUR_CALM
+async def test_frames_that_move_nothing_end_their_connection(proxy, channel):
+    for name, flood in FLOODS.items():
+        with case(name):
+            async with wire_to(proxy.address) as wire:
+                wire.greet()
+                wire.send(flood)
+                assert await wire.ended_with() == Code.ENHANCE_YOUR_CALM
+            await channel.unary_unary(INFER)(request_of())
+    await proxy.until_free("m")
 
 
 async def test_last_window_setting_of_a_frame_holds(proxy, wire):

@@ -74,6 +74,7 @@ async def test_odd_headers_fail_their_call_alone(proxy, wire, path):
         with case(name):
             _, trailers = await answered(wire, 4 * number + 1, head_of(path, odd))
             assert status(trailers) == "INVALID_ARGUMENT"
+            assert b"InvalidRequest: " in trailers
             assert odd[0] in trailers
             data, _ = await answered(wire, 4 * number + 3, head_of(INFER))
             assert len(data) > 5

@@ -29,6 +29,7 @@ from tests.frontends.grpc.proxy_listener import (
     proxy_before,
     refusal,
     request_of,
+    status,
     until,
 )
 from tests.grpc_calls import SERVICE
@@ -217,6 +218,7 @@ async def test_waiting_request_that_blocks_others_is_refused(proxy, wire):
     await until(lambda: proxy.budget.held == 2 * MIB)
     wire.send(begin(5))
     _, trailers = await wire.answer(3)
+    assert status(trailers) == "RESOURCE_EXHAUSTED"
     assert b"too much is on its way to Triton" in trailers
     wire.send(complete(5))
     data, _ = await wire.answer(5)

@@ -43,6 +43,10 @@ def test_least_time_of_drain_is_part_of_whole():
     assert "longer than drain_timeout_seconds, 4" in problem
 
 
+def test_there_are_at_most_55_settings():
+    assert len(Settings.model_fields) <= 55
+
+
 class TestAddress:
     @pytest.mark.parametrize(
         ("text", "listener"),
