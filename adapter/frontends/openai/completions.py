@@ -10,8 +10,9 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 from uuid import uuid4
 
+from adapter.codecs.base import MAX_TEXT_BYTES
 from adapter.core.triton_errors import Faults
-from adapter.errors import AdapterError
+from adapter.errors import AdapterError, InferenceFailed
 from adapter.frontends.http.answers import Answer, answer_json
 from adapter.frontends.http.handled_inference import HandledInference, iterate_generated
 from adapter.frontends.http.instrumentation import FORWARDED_IDS, forwarded
@@ -59,9 +60,20 @@ async def complete(
         if body.get("stream") is True:
             await _stream(handled, texts, describe)
             return None
-        return answer_json(
-            describe("".join([piece async for piece in texts]), "stop") | {"usage": USAGE}
-        )
+        return answer_json(describe(await _read_whole(texts), "stop") | {"usage": USAGE})
+
+
+async def _read_whole(texts: AsyncIterator[str]) -> str:
+    """Return all pieces in one. Raises InferenceFailed when they are too long to be in memory."""
+    whole = ""
+    async for piece in texts:
+        whole += piece
+        if len(whole) > MAX_TEXT_BYTES:
+            raise InferenceFailed(
+                f"the completion has more than {MAX_TEXT_BYTES} characters, which only a call "
+                'with "stream": true may have'
+            )
+    return whole
 
 
 async def _stream(

@@ -147,7 +147,9 @@ class TritonPythonModel:
                     error = pb_utils.TritonError("no such word")
                     sender.send(pb_utils.InferenceResponse([], error=error))
                     break
-                tensor = pb_utils.Tensor({text!r}, np.array([word.upper() + " "], np.object_))
+                times = 2**20 if word == "long" else 1
+                text = (word.upper() + " ") * times
+                tensor = pb_utils.Tensor({text!r}, np.array([text], np.object_))
                 sender.send(pb_utils.InferenceResponse([tensor]))
             sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 """
@@ -155,7 +157,7 @@ class TritonPythonModel:
 
 def write_completer(folder: Path, *, prompt: str = "text_input", text: str = "text_output") -> Path:
     """It answers with the words of the prompt in capitals, one by one, and fails at `fail`. For
-    `bytes` it answers with a text of Latin-1.
+    `bytes` it answers with a text of Latin-1, and for `long` with 5 MiB.
     """
     (folder / "1").mkdir(parents=True)
     (folder / "config.pbtxt").write_text(_COMPLETER.format(prompt=prompt, text=text))

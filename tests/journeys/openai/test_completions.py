@@ -69,6 +69,17 @@ def test_null_field_counts_as_absent(client: Client):
     assert reply.json()["choices"][0]["text"] == "ONE TWO "
 
 
+def test_completion_above_limit_needs_stream(client: Client):
+    """A whole completion is in memory; each of its pieces is not."""
+    body = {"model": "words", "prompt": "long long"}
+    reply = client.post("/v1/completions", body)
+    error = reply.json()["error"]
+    assert (reply.status, error["code"]) == (500, "InferenceFailed")
+    assert '"stream": true' in error["message"]
+    pieces = events(client.post("/v1/completions", {**body, "stream": True}))
+    assert sum(len(piece["choices"][0]["text"]) for piece in pieces) == 2 * 5 * 2**20
+
+
 def test_failure_before_first_answer_is_error(client: Client):
     """Answer with the status that V2's generate has for it."""
     for stream in (False, True):
