@@ -110,6 +110,13 @@ class ModelListing:
             if record.key not in listed and self._registry.get(record.id) is record
         ]
 
+    async def show_callable(self, name: str) -> dict[str, Any]:
+        """Return the row of one model that a call by name finds. Raises ModelNotFound."""
+        row = await self.show_model(name)
+        if row["where"] != "memory" and not self._is_by_name:
+            raise ModelNotFound(f"model {name!r} is not loaded", model_id=ModelId(name))
+        return row
+
     async def show_model(self, name: str) -> dict[str, Any]:
         """Return all that is known of one model.
 

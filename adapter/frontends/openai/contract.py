@@ -95,7 +95,7 @@ class OpenAI:
 
     async def _get(self, request: Request) -> Answer:
         """Answer what is known of one model."""
-        return answer_json(_describe_model(await self._listing.show_model(model_of(request))))
+        return answer_json(_describe_model(await self._listing.show_callable(model_of(request))))
 
     # -- embeddings -------------------------------------------------------------------------
 

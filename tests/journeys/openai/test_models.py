@@ -1,10 +1,12 @@
 """GET /v1/models: what may be called, loaded or not."""
 
+from contextlib import closing
+from pathlib import Path
 from urllib.parse import quote
 
 import pytest
 
-from tests.running import EXAMPLES, Client
+from tests.running import COMPLETE, EXAMPLES, Client, embedded_adapter
 
 pytestmark = pytest.mark.triton
 
@@ -49,3 +51,15 @@ def test_slash_in_name_need_not_be_encoded(client: Client, path):
 def test_path_behind_name_is_another_name(client: Client):
     reply = client.get("/v1/models/batches/config")
     assert (reply.status, reply.json()["error"]["code"]) == (404, "model_not_found")
+
+
+def test_model_that_nothing_loads_is_not_found(store: Path, tmp_path: Path):
+    """Without on_demand a call does not find what the store has, and neither does the list."""
+    flags = (f"--model-store={store}", f"--cache-dir={tmp_path}", COMPLETE)
+    with embedded_adapter(*flags) as adapter, closing(adapter.client()) as client:
+        assert client.get("/v1/models").json()["data"] == []
+        assert client.post("/v1/embeddings", {"model": "batches", "input": "a"}).status == 404
+        reply = client.get("/v1/models/batches")
+        assert (reply.status, reply.json()["error"]["code"]) == (404, "model_not_found")
+        assert client.load("identity", EXAMPLES / "identity").status == 200
+        assert client.get("/v1/models/identity").json()["where"] == "memory"
