@@ -24,6 +24,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_classifier(folder / "latin", labels=("calm", "glad", "sad"))
     (folder / "latin" / "labels.txt").write_bytes(b"calm\ncaf\xe9\nsad\n")
     write_completer(folder / "words")
+    write_completer(folder / "killed")
     write_completer(folder / "other", prompt="IN", text="OUT")
     copytree(GALLERY / "text", folder / "text")
     copytree(GALLERY / "ensemble", folder / "ensemble")

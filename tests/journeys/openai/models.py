@@ -124,6 +124,8 @@ model_transaction_policy {{ decoupled: true }}
 """
 
 _WORDS = """\
+import time
+
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
@@ -143,6 +145,9 @@ class TritonPythonModel:
                         )
                     )
                     continue
+                if word.startswith("wait:"):
+                    open(word.removeprefix("wait:"), "w").close()
+                    time.sleep(600)
                 if word == "fail":
                     error = pb_utils.TritonError("no such word")
                     sender.send(pb_utils.InferenceResponse([], error=error))
@@ -157,7 +162,8 @@ class TritonPythonModel:
 
 def write_completer(folder: Path, *, prompt: str = "text_input", text: str = "text_output") -> Path:
     """It answers with the words of the prompt in capitals, one by one, and fails at `fail`. For
-    `bytes` it answers with a text of Latin-1, and for `long` with 5 MiB.
+    `bytes` it answers with a text of Latin-1, and for `long` with 5 MiB. For `wait:PATH`
+    it creates that file, and waits.
     """
     (folder / "1").mkdir(parents=True)
     (folder / "config.pbtxt").write_text(_COMPLETER.format(prompt=prompt, text=text))

@@ -1,10 +1,17 @@
 """POST /v1/completions at models that take a text and answer with texts."""
 
 import json
+import os
+import signal
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from http.client import HTTPConnection
+from pathlib import Path
 
 import pytest
 
-from tests.running import Client, Reply
+from tests.processes import tritonserver
+from tests.running import Client, Reply, RunningAdapter, wait_until
 
 pytestmark = pytest.mark.triton
 
@@ -97,6 +104,33 @@ def test_failure_in_stream_is_its_last_event(client: Client):
     error = json.loads(last.removeprefix("data: "))["error"]
     assert (error["type"], "no such word" in error["message"]) == ("server_error", True)
     assert rest == ""
+
+
+def test_killed_triton_is_last_event_of_stream(adapter: RunningAdapter, tmp_path: Path):
+    restarts = len(adapter.events("triton.restarted")) + 1
+    body = {"model": "killed", "prompt": f"one wait:{tmp_path / 'gate'}", "stream": True}
+    with closing(HTTPConnection(adapter.http, timeout=100)) as connection:
+        connection.request("POST", "/v1/completions", json.dumps(body))
+        reply = connection.getresponse()
+        assert b"ONE" in reply.readline()
+        os.kill(tritonserver(adapter), signal.SIGKILL)
+        error = json.loads(reply.read().strip().removeprefix(b"data: "))["error"]
+    assert (error["type"], error["code"]) == ("server_error", "BackendUnavailable")
+    adapter.wait_for("triton.restarted", restarts=restarts)
+
+
+def test_killed_triton_is_error_of_whole_completion(adapter: RunningAdapter, tmp_path: Path):
+    """It dies after the first piece of the text."""
+    restarts = len(adapter.events("triton.restarted")) + 1
+    gate = tmp_path / "gate"
+    body = {"model": "killed", "prompt": f"one wait:{gate}"}
+    with ThreadPoolExecutor(1) as pool, closing(adapter.client()) as client:
+        call = pool.submit(client.post, "/v1/completions", body)
+        wait_until(gate.exists, 60, "the model has sent the first piece")
+        os.kill(tritonserver(adapter), signal.SIGKILL)
+        reply = call.result()
+    assert (reply.status, reply.json()["error"]["code"]) == (503, "BackendUnavailable")
+    adapter.wait_for("triton.restarted", restarts=restarts)
 
 
 @pytest.mark.parametrize(
