@@ -233,7 +233,8 @@ class Settings(Rules):
     )
     on_demand: bool = Group.ENDPOINT.setting(
         False,  # noqa: FBT003 - the default of the setting
-        "V2 calls, REST and gRPC, load their models from the stores as the endpoint's calls do",
+        "calls of V2 and of OpenAI's paths load their models from the stores, as the endpoint's "
+        "calls do",
     )
     pin: NamePatterns = Group.ENDPOINT.setting(
         (),
