@@ -52,8 +52,12 @@ def call(*fields: str, stream: bool) -> bytes:
 
 @pytest.mark.parametrize(
     ("script", "code"),
-    [(play(ONE, FULL), "OutOfMemory"), (play(ONE, closes=True), "BackendUnavailable")],
-    ids=["event", "closed"],
+    [
+        (play(ONE, FULL), "OutOfMemory"),
+        (play(ONE, b'data: {"error":"no \xe4"}\n\n'), "InferenceFailed"),
+        (play(ONE, closes=True), "BackendUnavailable"),
+    ],
+    ids=["memory", "no UTF-8", "closed"],
 )
 async def test_failure_in_stream_is_told_and_logged(
     script: Script, code: str, caplog: pytest.LogCaptureFixture

@@ -217,6 +217,38 @@ async def test_large_answer_is_read_by_a_thread(
     assert len(threads) == 3
 
 
+async def test_large_classes_are_answered_by_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their probabilities would hold the event loop longer than vectors do."""
+    threads: list[threading.Thread] = []
+    loads = json.loads
+
+    def record(text: Any, **more: Any) -> Any:
+        if text[:3] == b"[0.":
+            threads.append(threading.current_thread())
+        return loads(text, **more)
+
+    monkeypatch.setattr(json, "loads", record)
+    values = ",".join(["0.12345678901234567890,0.22345678901234567890"] * 2048)
+    labels = answer_of(b'{"outputs":[{"data":["0.2:1:a label","0.1:0:another"]}]}')
+
+    async def infer(talk: Talk) -> None:
+        await talk.say(answer_of(rows_of(values, [2048, 2])))
+        listener.upstream.script = play(says(labels))
+
+    async with opened(play(infer), LONG) as listener, asyncio.timeout(SECONDS):
+        caller = await listener.connect()
+        asked = call(["a"] * 2048).replace(b"embeddings", b"classify")
+        answer = await caller.ask(asked)
+        assert (answer.status, len(threads)) == (200, 2048)
+        assert threading.main_thread() not in threads
+        assert answer.json()["data"][2047] == {
+            "index": 2047,
+            "label": "a label",
+            "probs": [0.12345678901234567890, 0.22345678901234567890],
+            "num_classes": 2,
+        }
+
+
 @pytest.mark.parametrize("fields", WAYS)
 async def test_caller_who_leaves_has_model_held_until_answer(fields: tuple[str, ...]) -> None:
     gate = asyncio.Event()
