@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.running import Client, RunningAdapter, unload_all
+from tests.running import RunningAdapter, unload_all
 
 
 @pytest.fixture(scope="module")
@@ -18,9 +18,3 @@ def adapter(running: RunningAdapter) -> Iterator[RunningAdapter]:
     """Whatever the test loaded is unloaded after it."""
     yield running
     unload_all(running)
-
-
-@pytest.fixture
-def client(adapter: RunningAdapter) -> Iterator[Client]:
-    with adapter.client() as client:
-        yield client

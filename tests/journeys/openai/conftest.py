@@ -1,14 +1,13 @@
 """One adapter with a store of models that take texts."""
 
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 from shutil import copytree
 
 import pytest
 
 from tests.journeys.openai.models import write_classifier, write_completer, write_embedder
-from tests.running import COMPLETE, EXAMPLES, Client, RunningAdapter, embedded_adapter, unload_all
+from tests.running import COMPLETE, EXAMPLES, RunningAdapter, embedded_adapter
 
 GALLERY = EXAMPLES.parent / "gallery"
 
@@ -32,19 +31,8 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def running(store: Path) -> Iterator[RunningAdapter]:
+def shared_adapter(store: Path) -> Iterator[RunningAdapter]:
+    """The adapter that the fixtures `adapter` and `client` of all tests take."""
     flags = (f"--model-store={store}", f"--cache-dir={store.parent / 'cache'}", "--on-demand")
     with embedded_adapter(*flags, COMPLETE) as adapter:
         yield adapter
-
-
-@pytest.fixture
-def adapter(running: RunningAdapter) -> Iterator[RunningAdapter]:
-    yield running
-    unload_all(running)
-
-
-@pytest.fixture
-def client(adapter: RunningAdapter) -> Iterator[Client]:
-    with closing(adapter.client()) as client:
-        yield client
