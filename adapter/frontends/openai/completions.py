@@ -48,17 +48,17 @@ async def complete(
         "model": body["model"],
     }
 
-    def describe(text: str, reason: str | None = None) -> dict[str, Any]:
-        """Return an answer, or a piece of one, in OpenAI's form."""
+    def describe(piece: str, reason: str | None = None) -> dict[str, Any]:
+        """Return a text, or a piece of one, in OpenAI's form."""
         return {
             **about,
-            "choices": [{"index": 0, "text": text, "logprobs": None, "finish_reason": reason}],
+            "choices": [{"index": 0, "text": piece, "logprobs": None, "finish_reason": reason}],
         }
 
     async with handled.forward("/generate_stream", headers, asked) as answer:
         texts = _iterate_texts(iterate_generated(answer, handled.lease.record, faults), output)
         if body.get("stream") is True:
-            await _stream(handled, texts, describe)
+            await _write_events(handled, texts, describe)
             return None
         return answer_json(describe(await _read_whole(texts), "stop") | {"usage": USAGE})
 
@@ -76,22 +76,26 @@ async def _read_whole(texts: AsyncIterator[str]) -> str:
     return whole
 
 
-async def _stream(
+async def _write_events(
     handled: HandledInference,
     texts: AsyncIterator[str],
     describe: Callable[..., object],  # returns a piece of text as an answer
 ) -> None:
-    """Write each piece as an event. A failure before the first one is an answer of its own."""
+    """Write each piece as an event. A failure behind the first piece is the last event; one before
+    it is raised, as nothing was written yet.
+    """
     text: str | None = await anext(texts, "")
     writer = handled.begin_answer({"Content-Type": "text/event-stream"})
     try:
         while text is not None:
-            await writer.write(_event(json.dumps(describe(text))))
+            await writer.write(_format_event(json.dumps(describe(text))))
             text = await anext(texts, None)
-        await writer.write(_event(json.dumps(describe("", "stop"))) + _event("[DONE]"))
+        await writer.write(
+            _format_event(json.dumps(describe("", "stop"))) + _format_event("[DONE]")
+        )
     except AdapterError as error:
         failure = await handled.fail_stream(error, {})
-        await writer.write(_event(refusal_of(failure, handled.request.model_id).body))
+        await writer.write(_format_event(refusal_of(failure, handled.request.model_id).body))
     writer.end()
 
 
@@ -103,6 +107,6 @@ async def _iterate_texts(events: AsyncIterator[bytes], output: str) -> AsyncIter
         yield str(piece.get(output, ""))
 
 
-def _event(text: str) -> bytes:
+def _format_event(text: str) -> bytes:
     """Return a server-sent event."""
     return f"data: {text}\n\n".encode()

@@ -2,6 +2,12 @@
 
 A call names its model in the body, which is read before the model is leased. The lease is V2's: it
 waits for a model that is being loaded, and with `on_demand` has it loaded from the store.
+
+`POST /v1/embeddings` on its way: `Service` of http/serve.py finds the handler of a request, and
+writes its answer or refusal. `_embed_by_hand` answers where nothing but Triton has to be waited
+for (http/by_hand.py). Otherwise `_serve`, in a task, reads the body, leases the model and has
+`_embed` answer: `_infer` forwards an inference by the data plane (triton/http.py) for as many texts
+as the model takes at once, and `_answer_embeddings` joins the rows of the answers.
 """
 
 import json
@@ -31,7 +37,7 @@ from adapter.frontends.http.serve import ByHand, Handle
 from adapter.frontends.openai.completions import complete
 from adapter.frontends.openai.text_models import (
     TextModel,
-    choose_form,
+    choose_output_parameter,
     read_rows,
     read_text_model,
     read_texts,
@@ -62,8 +68,8 @@ _REFUSED = (
     "tools",
 )
 Body = Mapping[str, Any]
-# Answers a call whose model is leased, with its body and texts.
-Send = Callable[..., Awaitable[Answer | None]]
+# Answers a call whose model is leased: with the inference, the call's body and its texts.
+AnswerTexts = Callable[..., Awaitable[Answer | None]]
 
 
 class OpenAI:
@@ -74,7 +80,7 @@ class OpenAI:
         self._listing = listing
         self._faults = faults
         self._max_body = min(inferences.max_body_bytes, MAX_TEXT_BYTES)
-        # each goes with its record
+        # of loaded models, until these are unloaded; Triton is asked once for each
         self._models: WeakKeyDictionary[ModelRecord, TextModel] = WeakKeyDictionary()
         self._labels: WeakKeyDictionary[ModelRecord, Mapping[int, Any]] = WeakKeyDictionary()
         self.handlers: Mapping[str, Handle] = {
@@ -105,7 +111,9 @@ class OpenAI:
         return _answer_embeddings(handled.lease.record, rows)
 
     async def _embed_by_hand(self, request: Request) -> Answer | None:
-        """Answer with a vector for each text, if they and their model are at hand."""
+        """Answer with a vector for each text. Return None for a call that needs a task: a large
+        one, or one whose model, config or connection to Triton has to be waited for.
+        """
         if not 0 < (request.content_length or 0) <= min(SLOW_BYTES, self._max_body):
             return None
         request.body = await gather_body(request)
@@ -114,7 +122,8 @@ class OpenAI:
         model = self._models.get(lease.record) if lease else None
         if not (lease and model) or len(texts) > (model.max_batch_size or 1):
             return None
-        headers, asked = _write_inference(request, model, texts, choose_form(model, body))
+        parameter = choose_output_parameter(model, body)
+        headers, asked = _write_inference(request, model, texts, parameter)
         dataplane = request.connection.parts.dataplane
         path = f"/models/{lease.record.name}/infer"
         head = dataplane.compose_head(V2Call("POST", path, headers, asked))
@@ -148,8 +157,8 @@ class OpenAI:
         record = handled.lease.record
         if record not in self._labels:
             body, _ = await _infer(handled, model, texts, f'"classification":{count}')
-            found = json.loads(body.decode(errors="replace"))["outputs"][0]["data"]
-            classes = [entry.split(":", 2) for entry in found]
+            entries = json.loads(body.decode(errors="replace"))["outputs"][0]["data"]
+            classes = [entry.split(":", 2) for entry in entries]
             self._labels[record] = {
                 int(number): "".join(label) or None for _, number, *label in classes
             }
@@ -168,36 +177,41 @@ class OpenAI:
 
     # -- what all have in common ------------------------------------------------------------
 
-    async def _serve(self, field: str, answer: Send, request: Request) -> Answer | None:
-        """Read a call with texts in this field, lease its model, and answer it."""
-        # a body that was read without a task counts in the budget already
+    async def _serve(
+        self,
+        field: str,  # of the body, which has the texts
+        answer_texts: AnswerTexts,
+        request: Request,
+    ) -> Answer | None:
+        """Read a call, lease its model, and answer it."""
+        # a body that was gathered by hand counts in the budget until the request is answered
         with nullcontext() if request.body else request.hold_body():
             raw = request.body
             if raw is None:
                 with waiting_for_caller():
                     raw = await request.read_body(self._max_body)
             body, texts = await converted(len(raw), _parse_call, field, request, raw)
-            send = partial(answer, body=body, texts=texts)
+            answer = partial(answer_texts, body=body, texts=texts)
             return await self._inferences.attempt(
-                self._inferences.contracts.v2, model_of(request), request, send
+                self._inferences.contracts.v2, model_of(request), request, answer
             )
 
     async def _infer_rows(
         self, handled: HandledInference, body: Body, texts: Sequence[str]
     ) -> tuple[TextModel, list[bytes]]:
-        """Return the leased model, of which Triton is asked once, and the row of numbers of each
-        text. As many texts go into one inference as the model takes.
+        """Return how the leased model takes texts, and the row of numbers of each text. As many
+        texts go into one inference as the model takes.
         """
         record = handled.lease.record
         if record not in self._models:
             self._models[record] = read_text_model(await self._read_config(handled))
         model = self._models[record]
-        form = choose_form(model, body)
+        parameter = choose_output_parameter(model, body)
         rows: list[bytes] = []
         step = model.max_batch_size or 1
         for at in range(0, len(texts), step):
             part = texts[at : at + step]
-            answer, size = await _infer(handled, model, part, form)
+            answer, size = await _infer(handled, model, part, parameter)
             rows += await converted(len(answer), read_rows, model, len(part), answer, size)
         return model, rows
 
@@ -217,7 +231,7 @@ async def _refuse_chat(_: Request) -> Answer:
 
 
 def _describe_model(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a model of the listing as OpenAI's API has one, and where its files are."""
+    """Return a row of the listing as OpenAI's API describes a model, and where its files are."""
     return {
         "id": (*row["loaded_as"], row["name"])[0],
         "object": "model",
@@ -271,18 +285,18 @@ def _answer_items(begin: str, items: Sequence[bytes]) -> Answer:
 
 
 def _write_inference(
-    request: Request, model: TextModel, texts: Sequence[str], form: str
+    request: Request, model: TextModel, texts: Sequence[str], parameter: str
 ) -> tuple[dict[str, str], bytes]:
     """Return the headers and the body of an inference for Triton."""
-    body, json_bytes = write_inference(model, texts, form)
+    body, json_bytes = write_inference(model, texts, parameter)
     headers = forwarded(request.headers, FORWARDED_IDS)
     return {**headers, "Inference-Header-Content-Length": str(json_bytes)}, body
 
 
 async def _infer(
-    handled: HandledInference, model: TextModel, texts: Sequence[str], form: str
+    handled: HandledInference, model: TextModel, texts: Sequence[str], parameter: str
 ) -> tuple[bytes, int | None]:
     """Send an inference to Triton; return its answer, and how much of that is JSON."""
-    headers, body = _write_inference(handled.request, model, texts, form)
+    headers, body = _write_inference(handled.request, model, texts, parameter)
     async with handled.forward("/infer", headers, body) as answer:
         return await answer.read(), answer.json_header_bytes

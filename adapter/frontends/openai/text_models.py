@@ -18,12 +18,12 @@ from adapter.core.tensors import packed
 from adapter.errors import InferenceFailed, InvalidRequest
 from adapter.frontends.http.instrumentation import quoted
 
-_MOST_TEXTS = 2048  # of one call, as at OpenAI
+_MAX_TEXTS = 2048  # of one call, as at OpenAI
 _INFERENCE = (
     '{"inputs":[{"name":%s,"datatype":"BYTES","shape":%s,"parameters":{"binary_data_size":%d}}],'
     '"outputs":[{"name":%s,"parameters":{%s}}]}'
 )
-# in what form an inference answers
+# the parameter of an output by which Triton answers so
 _AS_JSON = '"binary_data":false'
 _AS_BYTES = '"binary_data":true'
 _VALUES = b'"data":['  # in no string of JSON, where the quotes are escaped
@@ -40,8 +40,8 @@ class TextModel:
 
 
 def read_text_model(config: Mapping[str, Any]) -> TextModel:
-    """Return how the model of Triton's config takes texts. Raises InvalidRequest for a model that
-    does not, with what it lacks.
+    """Read how a model takes texts. Raises InvalidRequest for one that does not, with what it
+    lacks.
     """
     texts = find_tensor(config, "input", "TYPE_STRING")
     numbers = find_tensor(config, "output", "TYPE_FP32")
@@ -53,15 +53,15 @@ def read_text_model(config: Mapping[str, Any]) -> TextModel:
 def find_tensor(
     config: Mapping[str, Any],
     side: str,  # `input` or `output`
-    kind: str,
+    data_type: str,
     preferred: str = "",  # the name that decides where there are several
 ) -> Any:
     """Return the one tensor of a type on one side of the model. Raises InvalidRequest."""
-    tensors = [one for one in config[side] if one["data_type"] == kind]
+    tensors = [one for one in config[side] if one["data_type"] == data_type]
     named = [tensor for tensor in tensors if tensor["name"] == preferred] or tensors
     if len(named) != 1:
         raise InvalidRequest(
-            f"the model has {len(named)} {side}s of {kind}; this call needs a model with one"
+            f"the model has {len(named)} {side}s of {data_type}; this call needs a model with one"
         )
     return named[0]
 
@@ -69,8 +69,8 @@ def find_tensor(
 def read_texts(given: object, field: str) -> list[str]:
     """Return the texts in a field of a call. Raises InvalidRequest."""
     texts: list[Any] = given if isinstance(given, list) else [given]
-    if not 0 < len(texts) <= _MOST_TEXTS:
-        raise InvalidRequest(f"{field} has {len(texts)} texts; 1 to {_MOST_TEXTS} are accepted")
+    if not 0 < len(texts) <= _MAX_TEXTS:
+        raise InvalidRequest(f"{field} has {len(texts)} texts; 1 to {_MAX_TEXTS} are accepted")
     for at, text in enumerate(texts):
         if not (isinstance(text, str) and text):
             raise InvalidRequest(
@@ -84,8 +84,10 @@ def read_texts(given: object, field: str) -> list[str]:
     return texts
 
 
-def choose_form(model: TextModel, body: Mapping[str, Any]) -> str:
-    """Return in what form an inference is to answer a call. Raises InvalidRequest."""
+def choose_output_parameter(model: TextModel, body: Mapping[str, Any]) -> str:
+    """Return the parameter of an inference's output that a call needs: with it Triton answers with
+    numbers in JSON, or with raw ones for base64. Raises InvalidRequest.
+    """
     encoding = body.get("encoding_format")
     if encoding not in (None, "float", "base64"):
         raise InvalidRequest("encoding_format must be 'float' or 'base64'")
@@ -97,17 +99,19 @@ def choose_form(model: TextModel, body: Mapping[str, Any]) -> str:
     return _AS_BYTES if encoding == "base64" else _AS_JSON
 
 
-def write_inference(model: TextModel, texts: Sequence[str], form: str) -> tuple[bytes, int]:
-    """Return the body of an inference, raw texts behind JSON, and the length of the JSON."""
+def write_inference(model: TextModel, texts: Sequence[str], parameter: str) -> tuple[bytes, int]:
+    """Return the body of an inference, which is JSON with the raw texts behind it, and the length
+    of the JSON.
+    """
     values = packed("BYTES", texts)
     shape = f"[{len(texts)},1]" if model.max_batch_size else "[1]"
-    text = _INFERENCE % (quoted(model.input), shape, len(values), quoted(model.output), form)
+    text = _INFERENCE % (quoted(model.input), shape, len(values), quoted(model.output), parameter)
     return text.encode() + values, len(text)
 
 
 def read_rows(model: TextModel, count: int, body: bytes, json_bytes: int | None) -> list[bytes]:
-    """Return a row for each text of an inference: as base64 in quotes where the numbers are raw,
-    else as Triton has written them, which is exact and takes no time.
+    """Return the row of numbers of each text as JSON: raw numbers as a string in base64, others as
+    Triton has written them, so that nothing is rounded.
     """
     begin = json_bytes
     end = len(body)
@@ -145,6 +149,6 @@ def _read_width(head: bytes, count: int, max_batch_size: int) -> int:
 
 
 def _split_numbers(values: bytes, width: int) -> list[bytes]:
-    """Return the rows of numbers that are written one after the other."""
+    """Split numbers that JSON lists one after the other into rows, each with its brackets."""
     row = re.compile(rb"((?:[^,]+,){%d}[^,]+),?" % (width - 1))
     return [b"[%b]" % found[1] for found in row.finditer(values)]
