@@ -246,7 +246,7 @@ def _parse_call(field: str, request: Request, raw: bytes) -> tuple[Body, Sequenc
     """Return the JSON object of a call, without its nulls, which mean the same as no field, and
     the texts in a field of it; note the model that it names. Raises InvalidRequest.
     """
-    if "Content-Encoding" in request.headers:
+    if request.headers.get("Content-Encoding", "identity").strip().lower() != "identity":
         raise InvalidRequest("a body of this call must not be compressed")
     given = json_object(raw, "the body")
     body = {name: value for name, value in given.items() if value is not None}

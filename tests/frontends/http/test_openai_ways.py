@@ -152,6 +152,7 @@ HEADER = f"Inference-Header-Content-Length: {len(rows_of('', [1, 2]))}"
             200,
             id="base64",
         ),
+        pytest.param(says(GOOD), call("a", "Content-Encoding: identity"), 200, id="identity"),
         pytest.param(says(GOOD[:-30], GOOD[-30:]), call("a"), 200, id="in pieces"),
         pytest.param(
             says(answer_of(ERROR, TEXT, status="500 Error")), call("a"), 507, id="out of memory"
