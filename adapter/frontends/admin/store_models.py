@@ -88,9 +88,12 @@ class ModelListing:
             if page.after is not None:
                 next_after = f"{store}{_SEPARATOR}{page.after}"
                 break
-        records = self._records_by_key()
-        reasons = self._failures()
-        rows = [self._row(package, records.get(package.key, []), reasons) for package in packages]
+        records = self._list_records_by_key()
+        reasons = self._list_failures()
+        rows = [
+            self._describe_package(package, records.get(package.key, []), reasons)
+            for package in packages
+        ]
         return {"stores": stores, "models": rows, "after": next_after, "notes": notes}
 
     async def list_callable(self) -> list[dict[str, Any]]:
@@ -100,12 +103,15 @@ class ModelListing:
         packages = []
         if self._catalogue is not None and self._is_by_name:
             packages = await list_all(self._catalogue)
-        records = self._records_by_key()
-        reasons = self._failures()
-        rows = [self._row(package, records.get(package.key, []), reasons) for package in packages]
+        records = self._list_records_by_key()
+        reasons = self._list_failures()
+        rows = [
+            self._describe_package(package, records.get(package.key, []), reasons)
+            for package in packages
+        ]
         listed = {package.key for package in packages}
         return rows + [
-            self._row_of_record(record, reasons)
+            self._describe_record(record, reasons)
             for record in self._registry.records()
             if record.key not in listed and self._registry.get(record.id) is record
         ]
@@ -127,25 +133,30 @@ class ModelListing:
         if package is None and record is None:
             text = f"no model {name!r} is loaded, and no store has it"
             raise ModelNotFound(text, model_id=ModelId(name))
-        reasons = self._failures()
+        reasons = self._list_failures()
         if package is None:
             assert record is not None  # noqa: S101 - see above
-            row = self._row_of_record(record, reasons)
+            row = self._describe_record(record, reasons)
         else:
-            records = self._records_by_key().get(package.key, [])
-            row = self._row(package, records, reasons)
+            records = self._list_records_by_key().get(package.key, [])
+            row = self._describe_package(package, records, reasons)
             record = record or next(iter(records), None)
-        return {**row, "size": self._size(name, record), "call": self._call(name, row)}
+        return {
+            **row,
+            "size": self._describe_size(name, record),
+            "call": self._find_call(name, row),
+        }
 
     async def _find_package(self, name: str, record: ModelRecord | None) -> StorePackage | None:
+        """Return the package of a model. Return None for a model that no store has."""
         if self._catalogue is None or (record is not None and record.key is None):
             return None
-        key = self._key_of(name) if record is None else record.key
+        key = self._find_key(name) if record is None else record.key
         if key is None or key.store not in self._catalogue.stores:
             return None
         return await self._catalogue.describe(key)
 
-    def _key_of(self, name: str) -> ArtifactKey | None:
+    def _find_key(self, name: str) -> ArtifactKey | None:
         """Return the key that a name means: STORE/KEY, or KEY of the store without a name."""
         assert self._catalogue is not None  # noqa: S101 - only called with one
         store, _, path = name.partition("/")
@@ -158,7 +169,7 @@ class ModelListing:
 
     # -- what control knows -----------------------------------------------------------------
 
-    def _records_by_key(self) -> dict[ArtifactKey, list[ModelRecord]]:
+    def _list_records_by_key(self) -> dict[ArtifactKey, list[ModelRecord]]:
         """Return the models in memory, or on their way, by the key of their package."""
         records: dict[ArtifactKey, list[ModelRecord]] = {}
         for record in self._registry.records():
@@ -166,7 +177,7 @@ class ModelListing:
                 records.setdefault(record.key, []).append(record)
         return records
 
-    def _failures(self) -> dict[str, tuple[str, bool]]:
+    def _list_failures(self) -> dict[str, tuple[str, bool]]:
         """Return why models are not loaded, by name, and whether they are given up."""
         failures: dict[str, tuple[str, bool]] = {}
         for failure in self._history.failures({"load", "fetch"}):
@@ -176,14 +187,15 @@ class ModelListing:
             failures[model_id] = (model.reason, model.is_given_up)
         return failures
 
-    def _row(
+    def _describe_package(
         self,
         package: StorePackage,
         records: list[ModelRecord],
         failures: Mapping[str, tuple[str, bool]],
     ) -> dict[str, Any]:
+        """Return the row of a package of a store, and of the models that were loaded from it."""
         on_disk = package.on_disk
-        row = self._row_of_names(str(package.key), records, failures)
+        row = self._describe_names(str(package.key), records, failures)
         if row["where"] == "store" and on_disk is not None:
             row["where"] = "disk"
         if row["last_used"] is None and on_disk is not None:
@@ -199,7 +211,7 @@ class ModelListing:
             "is_outdated": _is_outdated(package),
         }
 
-    def _row_of_record(
+    def _describe_record(
         self, record: ModelRecord, failures: Mapping[str, tuple[str, bool]]
     ) -> dict[str, Any]:
         """Return the row of a model whose files are in no store, or in none that answers."""
@@ -212,9 +224,9 @@ class ModelListing:
             "modified": None,
             "is_outdated": False,
         }
-        return {**self._row_of_names(record.id, [record], failures), **files}
+        return {**self._describe_names(record.id, [record], failures), **files}
 
-    def _row_of_names(
+    def _describe_names(
         self, name: str, records: list[ModelRecord], failures: Mapping[str, tuple[str, bool]]
     ) -> dict[str, Any]:
         """Return what is known of a model by its names: its own, and those of its records."""
@@ -235,14 +247,15 @@ class ModelListing:
             "is_pinned": self._is_pinned(names),
             "is_kept": any(record.loaded_for is LoadedFor.PLATFORM for record in records),
             "memory_bytes": sum(sum(each.values()) for each in memory) if states else None,
-            "last_used": _format_time(_wall(used_at)) if used_at else None,
+            "last_used": _format_time(_to_wall_time(used_at)) if used_at else None,
         }
 
     def _is_pinned(self, names: list[str]) -> bool:
+        """Return whether the setting `pin` has one of the names."""
         stores = self._state.stores
         return stores is not None and any(stores.is_pinned(ModelId(name)) for name in names)
 
-    def _size(self, name: str, record: ModelRecord | None) -> dict[str, Any]:
+    def _describe_size(self, name: str, record: ModelRecord | None) -> dict[str, Any]:
         """Return how much memory the model takes or took, and how that is known."""
         size = None if record is None else self._state.size_of(record)
         model_id = ModelId(name) if record is None else record.id
@@ -253,7 +266,7 @@ class ModelListing:
             "measured_bytes": self._state.measured_bytes("", model_id),
         }
 
-    def _call(self, name: str, row: Mapping[str, Any]) -> dict[str, Any]:
+    def _find_call(self, name: str, row: Mapping[str, Any]) -> dict[str, Any]:
         """Return where an inference of the model goes: its listener is `http`.
 
         Where calls of V2 load nothing, a model of a store is called at the endpoint, so that the
@@ -274,10 +287,11 @@ def _is_outdated(package: StorePackage) -> bool:
     return not on_disk.is_current or package.etag not in {None, on_disk.etag}
 
 
-def _wall(at: float) -> float:
-    """Return the time of day of a time of the monotonic clock."""
+def _to_wall_time(at: float) -> float:
+    """Convert a time of the monotonic clock to a time of day."""
     return clock.wall() - clock.monotonic() + at
 
 
 def _format_time(at: float) -> str:
+    """Write a time of day in ISO 8601, in UTC."""
     return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds")

@@ -69,7 +69,7 @@ class Service:
             if plan is not None:
                 await self._serve_planned(request, plan)
             elif self._parts.tracing is None:
-                await self._serve_call(request, _delegate)
+                await self._serve_call(request, _answer_beside)
             else:
                 await connection.delegate(self._serve_in_span(request, self._parts.tracing))
             request.is_answered = True
@@ -87,12 +87,12 @@ class Service:
             await Inference(request, plan, self._parts, begun_at).serve()
         except NeedsHandler:  # its model converts bodies
             _start_call_info(request)
-            await self._answer(request, _delegate)
+            await self._answer(request, _answer_beside)
         except Exception as error:  # noqa: BLE001 - the client is answered
             self._refuse(request, error)
         finally:
             served.in_flight.count -= 1
-        _count(served, request, begun_at)
+        _count_answer(served, request, begun_at)
 
     # -- any other call ---------------------------------------------------------------------
 
@@ -106,14 +106,16 @@ class Service:
             await self._answer(request, call)
         finally:
             in_flight.count -= 1
-        _count(self._instrumentation.served(request.frontend, request.operation), request, begun_at)
+        _count_answer(
+            self._instrumentation.served(request.frontend, request.operation), request, begun_at
+        )
 
     async def _serve_in_span(self, request: Request, tracing: Tracing) -> None:
         """Serve a request within a server span, which gets its route, status and model. Runs as a
         task.
         """
         with tracing.server(request.method, request.headers) as span:
-            await self._serve_call(request, _call)
+            await self._serve_call(request, _answer_here)
             span.set_attribute("http.request.method", request.method)
             span.set_attribute("url.scheme", "http")
             span.set_attribute("url.path", request.raw_path.partition("?")[0])
@@ -152,7 +154,7 @@ class Service:
             if request.status:
                 _abort(request)
                 return
-            refusal = _word(request, expected)
+            refusal = _word_refusal(request, expected)
             if expected is not None:
                 self._instrumentation.refused(
                     expected,
@@ -171,7 +173,7 @@ class Service:
         self._instrumentation.bug(error, (request.method, request.raw_path), request.model_id)
 
 
-def _word(request: Request, error: AdapterError | None) -> Refusal:
+def _word_refusal(request: Request, error: AdapterError | None) -> Refusal:
     """Word an error as the contract of the request does; None stands for a bug."""
     plan = request.head.plan
     if plan is not None:
@@ -192,8 +194,8 @@ def _write_refusal(request: Request, refusal: Refusal) -> None:
     request.connection.transport.write(head if request.method == "HEAD" else head + body)
 
 
-async def _call(handle: Handle, request: Request) -> Answer | None:
-    """Return the answer of a handler, and take over how long its task has waited."""
+async def _answer_here(handle: Handle, request: Request) -> Answer | None:
+    """Return the answer of a handler that runs in this task, and note how long that has waited."""
     WAITED.set(Waited())
     try:
         answer = await handle(request)
@@ -204,16 +206,16 @@ async def _call(handle: Handle, request: Request) -> Answer | None:
     return answer
 
 
-async def _delegate(handle: Handle, request: Request) -> Answer | None:
-    """Return the answer of a handler that runs in a task, unless it can do without."""
+async def _answer_beside(handle: Handle, request: Request) -> Answer | None:
+    """Return the answer of a handler: by hand if it can, else by a task beside this coroutine."""
     if isinstance(handle, ByHand):
         answer = await handle.try_by_hand(request)
         if answer is not None:
             return answer
-    return await request.connection.delegate(_call(handle, request))
+    return await request.connection.delegate(_answer_here(handle, request))
 
 
-def _count(served: Served, request: Request, begun_at: float) -> None:
+def _count_answer(served: Served, request: Request, begun_at: float) -> None:
     """Count a request that was answered."""
     if request.status:
         served.count(
