@@ -35,6 +35,20 @@ class TestSizes:
         assert await front.load("m", disk_size_bytes=1000) == size
         assert await front.size("m") == size
 
+    async def test_declared_size_is_reported_without_any_device(self, open_fakes, tmp_path):
+        """The files are a worse guess than what the package says."""
+        fakes = await open_fakes(limit=None)
+        fakes.packages.declared["/m"] = 7_000_000
+        front = Front(fakes, tmp_path)
+        assert await front.load("m") == 7_000_000
+        assert await front.size("m") == 7_000_000
+
+    async def test_size_is_no_less_than_booked(self, fakes, front):
+        """A load that ModelMesh has not planned is booked with more than the default."""
+        fakes.memory.limit_bytes = None
+        await fakes.load("m")
+        assert await front.size("m") == fakes.held("m") == 64 * MIB
+
     async def test_size_is_reported_after_a_lagging_sensor(self, fakes, front):
         fakes.memory.lag = 1.0
         fakes.sizes["m"] = 700
