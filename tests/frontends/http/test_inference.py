@@ -23,6 +23,13 @@ V2 = "/v2/models/m/infer"
 CHUNKED = "Transfer-Encoding: chunked"
 BODY = b'{"inputs":[]}'
 ANSWER = b'{"model_name":"m","outputs":[]}'
+CSV = ContentTypes(
+    ("text/csv",),
+    options=frozenset(),
+    is_batched=False,
+    input=Tensor("IN", "FP32", (-1, -1)),
+    outputs=(),
+)
 
 
 def chunks(*pieces: bytes) -> bytes:
@@ -123,6 +130,24 @@ async def test_lease_begins_when_its_wait_ends(listener, monkeypatch):
     assert in_flight == [1]
 
 
+async def test_body_is_converted_after_a_wait(listener, monkeypatch):
+    """Whether the model converts it is known once it is loaded: Triton takes CSV for no JSON."""
+    listener.upstream.script = answer
+    fakes = listener.fakes
+
+    async def wait_for_lease(model_id: ModelId, _: Request) -> Lease:
+        return fakes.control.lease(model_id)
+
+    record = fakes.control.registry.serving(ModelId("m"))
+    record.package = replace(record.inspected, content_types=CSV)
+    monkeypatch.setattr(listener.contracts.sagemaker, "find_lease", lambda _: None)
+    monkeypatch.setattr(listener.contracts.sagemaker, "wait_for_lease", wait_for_lease)
+    caller = await listener.connect()
+    assert (await caller.ask(request(PLANNED, b"1,2\n", "Content-Type: text/csv"))).status == 200
+    [body] = listener.whole_requests()
+    assert b'"datatype":"FP32","shape":[1,2]' in body
+
+
 async def test_renamed_model_is_answered_under_its_name(listener):
     listener.upstream.script = answer
     record = listener.fakes.control.registry.get(ModelId("m"))
@@ -158,14 +183,7 @@ async def test_slow_converted_body_is_the_callers_time():
     """It is gathered before the model is known to convert it."""
     async with opened(answer) as listener:
         record = listener.fakes.control.registry.serving(ModelId("m"))
-        types = ContentTypes(
-            ("text/csv",),
-            options=frozenset(),
-            is_batched=False,
-            input=Tensor("IN", "FP32", (-1, -1)),
-            outputs=(),
-        )
-        record.package = replace(record.inspected, content_types=types)
+        record.package = replace(record.inspected, content_types=CSV)
         caller = await listener.connect()
         now = asyncio.get_running_loop().time
         await caller.send(head(PLANNED, "Content-Type: text/csv", "Content-Length: 4") + b"1")
