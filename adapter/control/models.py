@@ -360,8 +360,7 @@ class Models:
                 return old
             source = old.source if not source.files else source
         elif replaces is Replaces.OTHER_SOURCE and _is_same_source(old.source, source):
-            old.loaded_for = LoadedFor.PLATFORM
-            return old
+            return old  # no source of a caller is one of a store: a platform has loaded it
         new = _make_version(old, source, None)
         new.loaded_for = LoadedFor.PLATFORM
         return await self._exchange(old, new, log_fields, log_fields)

@@ -120,6 +120,7 @@ class FakeTriton:
         self.unloading: dict[TritonName, Loaded] = {}
         self.exits = 0
         self.unload_seconds = 0.2
+        self.answer_seconds = 0.01  # until it answers the call of an unload
         self._pids = count(101)
         self._exited = asyncio.Event()  # of this life
         self._cut = asyncio.Event()  # of this connection
@@ -181,7 +182,7 @@ class FakeTriton:
                 del self.loading[name]
 
     async def unload(self, name: TritonName, model_id: ModelId) -> None:
-        await self._work(0.01)
+        await self._work(self.answer_seconds)
         while name in self.loading:
             await self._work(0.05)
         model = self.loaded.pop(name, None)
@@ -284,11 +285,7 @@ class FakeTriton:
         return frozenset(killed)
 
     async def end_loads(self, names: Collection[TritonName]) -> bool:
-        models = [self.loading[name] for name in names if name in self.loading]
-        ended = [model for model in models if model.process is not None and not model.has_died]
-        for model in ended:
-            model.killed.set()
-        return bool(ended)
+        return bool(await self.kill(await self.claim(names)))  # also of models that are loaded
 
     async def wait(
         self,

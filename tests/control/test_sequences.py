@@ -9,6 +9,7 @@ import pytest
 
 from adapter.control.models import Replaces, RoomMaker
 from adapter.control.ports import StoreSettings
+from adapter.core import times
 from adapter.core.artifacts import ArtifactKey
 from adapter.core.memory import HOST, Device
 from adapter.core.model import (
@@ -891,6 +892,17 @@ async def test_model_that_a_platform_keeps_is_not_updated():
 
 
 @played
+async def test_load_of_unchanged_files_keeps_the_model():
+    """Whoever loads a model by its name wants it to stay, also if calls have loaded it before."""
+    settings = StoreSettings(idle_unload_seconds=20)
+    async with Stage({"a@1": Script()}, stores=settings) as stage:
+        await stage.call(A)
+        await stage.models.replace(A, ModelSource("a"), Replaces.CHANGED_FILES)
+        await asyncio.sleep(40)
+        stage.check(A)
+
+
+@played
 async def test_disk_room_for_an_update_unloads_nothing():
     """The version that serves is as good as another model's."""
     settings = StoreSettings(revalidate_seconds=2)
@@ -980,6 +992,18 @@ async def test_caller_takes_half_of_the_places_at_most():
             await call(C, "alice")
         await call(C, "bob")
         await asyncio.gather(*waiting)
+
+
+@played
+async def test_failure_of_files_is_repeated_for_seconds():
+    """Callers who come one after the other have the same files inspected once."""
+    scripts = {"a@1": Script(fault="no model file")}
+    async with Stage(scripts) as stage:
+        await fails(stage.call(A), InvalidModel)
+        scripts["a@1"].fault = ""
+        await fails(stage.call(A), InvalidModel)
+        await asyncio.sleep(times.FAILURE_SECONDS)
+        assert await stage.call(A) == "a@1"
 
 
 @played
@@ -1230,6 +1254,17 @@ async def test_hanging_loads_leave_room_for_others():
         results = await asyncio.gather(*hanging, *more, return_exceptions=True)
         assert {type(one) for one in results} == {UnloadedMeanwhile}
         stage.check(A, B)
+
+
+@played
+async def test_slow_unload_kills_no_process():
+    """Triton never ends the unload of a model whose process was killed meanwhile."""
+    async with Stage({"a": Script(is_python=True)}) as stage:
+        record = await stage.load(A)
+        model = stage.triton.loaded[record.name]
+        stage.triton.answer_seconds = 5
+        await stage.models.unload(A)
+        assert not model.has_died
 
 
 # -- start and stop -----------------------------------------------------------------------------
