@@ -431,8 +431,8 @@ def drop_tracebacks(error: BaseException) -> None:
     """Drop the tracebacks of an error that was answered, and of its causes. Their frames hold what
     the request has brought, and refer to the error again: what is large would stay until Python's
     garbage collector looks at all that is old, which it seldom does. So would an error that is its
-    own cause, as one is that was raised once more. Each frontend calls this in one place, where it
-    logs the error.
+    own cause, as one is that was raised once more. Each frontend of callers calls this in one
+    place, where it logs the error.
     """
     error.__traceback__ = None
     if error.__cause__ is None and error.__context__ is None:

@@ -16,7 +16,7 @@ from aiohttp.test_utils import TestServer
 
 from adapter.errors import AdapterError, ArtifactNotFound
 from adapter.frontends.access import Access
-from adapter.frontends.admin.pages import application
+from adapter.frontends.admin import pages
 from adapter.frontends.bodies import Limits
 from adapter.frontends.grpc import streams
 from adapter.frontends.grpc.calls import GrpcCalls, MessageLimits
@@ -205,20 +205,27 @@ async def test_refused_stream_message_is_not_kept(kept, monkeypatch, message, co
         await until(lambda: sys.getrefcount(held) == sys.getrefcount(bare))
 
 
-async def test_admin_error_is_not_kept(kept):
+async def test_admin_error_is_not_kept(kept, monkeypatch):
+    monkeypatch.setattr(pages.log, "disabled", True)  # pytest keeps what is logged
+
     class Pages:
         def handlers(self):
-            return {"readyz": self._serve}
+            return {"readyz": self._refuse, "livez": self._fail}
 
-        async def _serve(self, request):
+        async def _refuse(self, request):
             Access("admin", token=TOKEN).check(
                 Scope.CONTROL, request.headers.getall("Authorization", ())
             )
 
-    app = application(ANYWHERE, Pages())
+        async def _fail(self, _):
+            raise ArtifactNotFound("no page expects this error")
+
+    app = pages.application(ANYWHERE, Pages())
     async with TestServer(app) as server, ClientSession() as session:
         async with session.get(server.make_url("/readyz")) as answer:
             assert answer.status == 401
+        async with session.get(server.make_url("/livez")) as answer:
+            assert answer.status == 500
         await kept.until_none()
 
 

@@ -25,7 +25,6 @@ from adapter.errors import (
     InvalidRequest,
     ModelNotFound,
     Unauthenticated,
-    drop_tracebacks,
 )
 from adapter.frontends.access import Access, SitePolicy
 from adapter.frontends.admin.actions import MAX_BODY_BYTES, ModelActions
@@ -167,10 +166,9 @@ async def _answered_bugs(request: web.Request, handler: Handler) -> web.StreamRe
         return await handler(request)
     except web.HTTPException:
         raise
-    except Exception as error:
+    except Exception:
         fields = {"method": request.method, "path": request.raw_path[:500], "status": 500}
         log.exception("request.failed", extra=fields)
-        drop_tracebacks(error)
         if request.writer.output_size:  # the caller sees that by an answer that breaks off
             raise
         return _error(500, "internal error; see the log")
