@@ -1,7 +1,16 @@
 """Judge the adapter by what is true in the world, after each answer and at quiet moments.
 
-The rules are those of docs/simulation.md. The oracle knows the faults that were played: an error
-without a cause among them is a violation.
+1. An answer is of the right model, and of files that a store had at one time.
+2. A call ends in time. An error of it has a cause among the faults that were played; an unload that
+   was answered well has left nothing in Triton; a dead model gets no more requests.
+4. No model is unloaded amid its requests while the unload may wait for them. None is evicted that
+   has requests, that is pinned, or that a platform has loaded.
+5. At quiet moments nothing is under way, Triton and the disk have what the adapter has, and the
+   books of memory and of the disk cache agree with that (rest.py, residents.py).
+7. Nothing is logged that only a mistake in the code can bring about.
+
+How loads are admitted and sizes are learned (3) is decided without a wait, so no order of events
+changes it: tests/unit/core plays it against what is true.
 """
 
 from collections import Counter, defaultdict

@@ -1,5 +1,5 @@
 """The oracle of models that calls load: who may be evicted, what calls may be told, and what the
-disk cache may have. The rules have the numbers of docs/simulation.md.
+disk cache may have. The rules have the numbers of oracle.py.
 """
 
 from collections import Counter

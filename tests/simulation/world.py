@@ -128,9 +128,6 @@ class World(Outages):
         known.add("baseline")
         return sum(count for holder, count in self.truth.held.items() if holder not in known)
 
-    def bytes_of(self, held: Held) -> int:
-        return self.truth.held.get(held.process.key, 0)
-
     def processes_of(self, model_id: str) -> list[object]:
         folders = self.disk.folders.values()
         owned = [each for each in folders if each.model_id.partition("#")[0] == model_id]
