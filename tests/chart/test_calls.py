@@ -7,11 +7,10 @@ import subprocess
 import sys
 
 import grpc
-import helm_python as helm
 import pytest
 
 from tests.cases import rows
-from tests.chart.chart import CHART, NOTES, only, render, values_of, variables
+from tests.chart.chart import NOTES, only, render, values_of, variables
 from tests.chart.pod import running_pod
 from tests.grpcurl import Grpcurl
 from tests.running import EXAMPLES, RunningAdapter
@@ -127,14 +126,6 @@ def test_the_helm_test_fails_where_a_call_fails(pod: RunningAdapter):
 
     assert done.returncode == 1
     assert "POST /models/helm-test/invent was answered with 4" in done.stderr
-
-
-def test_dry_run_shows_notes_and_objects():
-    with helm.Config(storage_driver="memory", kube_apiserver="http://127.0.0.1:1") as config:
-        release = config.install(CHART, "demo", {}, dry_run="client")
-
-    assert "kubectl --namespace default rollout status deployment/demo" in json.dumps(release)
-    assert "kind: Deployment" in release["manifest"]
 
 
 def words_of(values: dict) -> list[list[str]]:

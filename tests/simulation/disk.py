@@ -28,7 +28,6 @@ class SimDisk:
         self.sizes: object = None
         # where the files are of a model in Triton, and which part of their package it is
         self._placed: dict[str, tuple[str, int]] = {}
-        self._gpus: dict[str, int | None] = {}
         self._draws = draws
         self._fault = fault
         # what the files of the disk cache are at a place; None if there are none any more
@@ -42,9 +41,6 @@ class SimDisk:
         place, part = self._placed[name]
         spec = self.specs[place] if place in self.specs else self.read(name, place)
         return None if spec is None else spec.parts()[part]
-
-    def gpu_at(self, name: str) -> int:
-        return self._gpus.get(name) or 0
 
     async def _act(self, verb: str, name: str, model_id: str) -> None:
         await turns(self._draws.of("disk", verb, name))
@@ -82,7 +78,7 @@ class SimDisk:
         placement = Placement((*helpers, name), tuple(steps))
         self.folders[name] = StagedModel(name, model_id, placement, gpu=gpu)
         for number, each in enumerate((*helpers, *steps, name)):
-            self._placed[each], self._gpus[each] = (package.root, number), gpu
+            self._placed[each] = package.root, number
         await turns(self._draws.of("disk", "placed", name))
         return placement
 

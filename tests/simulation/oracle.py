@@ -14,7 +14,7 @@ changes it: tests/unit/core plays it against what is true.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 from adapter.errors import (
     AdapterError,
@@ -252,10 +252,7 @@ class Oracle(Rest):
         if not self.surely_fits(call, spec):
             return True
         # a guessed size is doubled after a load that ran out of memory
-        is_doubled = self.since(self._shift_begun, OOM, model_id=call.model_id)
-        # a load that is ended as its GPU is full is not tried on another one
-        was_tried = self.since(call.begun, "admitted", model_id=call.model_id)
-        return is_doubled or (was_tried and len(self.limits) > 1)
+        return self.since(self._shift_begun, OOM, model_id=call.model_id)
 
     def _has_bad_files(self, call: Call, _: Spec) -> bool:
         return self.since(self._load_begun(call), "prepare", model_id=call.model_id)
@@ -359,28 +356,9 @@ class Oracle(Rest):
         return least + self._shared.get(spec.url, 0) + self._taken_for_ours + SLACK_BYTES
 
     @property
-    def limits(self) -> list[int]:
-        """Return the limit of each device."""
-        sizes = self._world.truth.sizes
-        return [min(size, self.settings.memory_limit or size) for size in sizes]
-
-    @property
     def limit(self) -> int:
-        """Return the limit of the largest device: what fits beside all others together, fits."""
-        return max(self.limits)
-
-    def booked_on(self, gpu: int, specs: Iterable[Spec]) -> int:
-        """Return the most that these may have of the device, beside the baseline; they have nothing
-        of it where they were loaded to another.
-        """
-        return sum(self.most(each) for each in specs if not self._is_elsewhere(each, gpu))
-
-    def _is_elsewhere(self, spec: Spec, gpu: int) -> bool:
-        held = self._world.held_of(spec.model_id)
-        is_settled = bool(held) and all(h.state == "READY" and h.gpu != gpu for h in held)
-        known = self._world.known_models()
-        names = {model.id.partition("#")[0] for model in known if model.state != "READY"}
-        return is_settled and not self.loading[spec.model_id] and spec.model_id not in names
+        size = self._world.truth.device_bytes
+        return min(size, self.settings.memory_limit or size)
 
     def _is_given_up(self, call: Call, _: Spec) -> bool:
         return self._ends > 1 or self._ends + self._hangs[call.model_id] > 2
@@ -423,14 +401,10 @@ class Oracle(Rest):
         others = [*self.present.values(), *(endpoint.oracle.present() if endpoint else ())]
         others = [*stuck, *(each for each in others if each.model_id not in known)]
         loading = sum(self.most(each) for each in others if each.model_id not in self.serving)
-        moment = call.begun - RECENT_SECONDS
-        for gpu, limit in enumerate(self.limits):
-            # strangers from before the first model count as the baseline until the last goes
-            booked = truth.held["baseline"] + self._strangers + self.booked_on(gpu, others)
-            used = truth.most_since(moment, gpu) + loading
-            if max(booked, used) + self.most(spec) + self.settings.reserve < limit:
-                return True
-        return False
+        # strangers from before the first model count as the baseline until the last goes
+        booked = truth.held["baseline"] + self._strangers + sum(map(self.most, others))
+        used = truth.most_since(call.begun - RECENT_SECONDS) + loading
+        return max(booked, used) + self.most(spec) + self.settings.reserve < self.limit
 
     def _lives(self, held: Held) -> bool:
         return not (held.process.is_real and held.process.over.is_set())
@@ -440,15 +414,9 @@ class Oracle(Rest):
             return True
         if call.verb == "infer":
             return False
-        is_low = any(
-            most + self.most(spec) > limit * 0.95 - self.settings.reserve
-            for most, limit in zip(self._most_of_each(call.begun - 5.0), self.limits, strict=True)
-        )
+        used = self._world.truth.most_since(call.begun - 5.0)
+        is_low = used + self.most(spec) > self.limit * 0.95 - self.settings.reserve
         return is_low and self._was_hit(call, "load", "stub ended", "answer")
-
-    def _most_of_each(self, moment: float) -> Iterator[int]:
-        truth = self._world.truth
-        return (truth.most_since(moment, gpu) for gpu in range(len(truth.sizes)))
 
     def admitted(self, spec: Spec) -> None:
         """Note that a load has got its reservation."""

@@ -49,7 +49,7 @@ class Plan:
     """Lists a machine, its models, and what happens in each shift."""
 
     seed: int
-    device_bytes: int  # of the first GPU, or of the host
+    device_bytes: int  # of the GPU, or of the host
     baseline: int  # bytes of Triton without models
     reader: str  # host, nvml, triton or off
     is_embedded: bool
@@ -57,7 +57,6 @@ class Plan:
     shifts: tuple[Settings, ...]
     entries: tuple[Entry, ...]
     catalog: Catalog | None = None  # of an endpoint's store, on a day that has one
-    more_gpus: tuple[int, ...] = ()  # bytes of each GPU beside the first
 
 
 def drawn(seed: int) -> Plan:
@@ -80,17 +79,7 @@ def drawn(seed: int) -> Plan:
     reader = random.choice(readers)
     plan = Plan(seed, device_bytes, baseline, reader, is_embedded, models, shifts, tuple(entries))
     plan = _with_endpoint(plan)
-    plan = _with_v2(plan)
-    return _with_gpus(plan)
-
-
-def _with_gpus(plan: Plan) -> Plan:
-    """Add GPUs of other sizes, in some days."""
-    random = Draws(plan.seed).of("gpus")
-    if plan.reader not in {"nvml", "triton"} or random.random() < 0.4:
-        return plan
-    sizes = [int(plan.device_bytes * random.choice((0.5, 1.0, 2.0))) for _ in range(3)]
-    return replace(plan, more_gpus=tuple(sizes[: random.choice((1, 1, 3))]))
+    return _with_v2(plan)
 
 
 def _with_endpoint(plan: Plan) -> Plan:

@@ -92,9 +92,9 @@ class Rest:
         if reader.kind not in {"host", "nvml"} or reader.last is None:
             return
         devices = control.state.devices(reader.last)
-        for number, device in enumerate(reader.last.devices):
-            free = devices[device].free_bytes
-            left = devices[device].limit_bytes - truth.used_on(number)
-            if free > max(0, left) + SLACK_BYTES:
-                text = f"{free // MIB} MiB count as free on {device}, where {left // MIB} are left"
-                raise Violated("5 ledger", text)
+        [device] = reader.last.devices
+        free = devices[device].free_bytes
+        left = devices[device].limit_bytes - truth.used
+        if free > max(0, left) + SLACK_BYTES:
+            text = f"{free // MIB} MiB count as free on {device}, where {left // MIB} are left"
+            raise Violated("5 ledger", text)

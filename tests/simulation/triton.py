@@ -43,7 +43,6 @@ class Held:
     of_callers: int = 0  # of those in flight
     unloading_since: float = 0.0
     never_ends: bool = False  # its load
-    gpu: int = 0
     # set when the load was answered, or the model is gone
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     idle: asyncio.Event = field(default_factory=asyncio.Event)
@@ -90,7 +89,6 @@ class SimTriton:
         self.life: Life | None = None
         self.up = asyncio.Event()
         self.hung_until = 0.0
-        self.gpu_at: Callable[[str], int] = lambda _: 0  # for which the name's files are
         self.exits: Callable[[Iterable[Held]], None] = lambda _: None
         self._count = 0
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -214,7 +212,6 @@ class SimTriton:
             self.processes.end(old.process)
         spec = self._spec_at(name)
         held = life.models[name] = Held(name, spec, self.processes.start(name, spec))
-        held.gpu = self.truth.gpu_of[held.process.key] = self.gpu_at(name)
         return held
 
     def _with_steps(self, life: Life, held: Held) -> list[Held]:
@@ -237,7 +234,7 @@ class SimTriton:
             if held.process.over.is_set():
                 return await self._stub_ended(life, held)
             count = spec.takes * (part + 1) // parts - spec.takes * part // parts
-            if not self.truth.has_room(held.process.key, count):
+            if count > self.truth.free:
                 return await self._out_of_memory(life, held, count, random)
             self.truth.add(held.process.key, count)
         held.state = "READY"
@@ -281,7 +278,7 @@ class SimTriton:
     async def _out_of_memory(
         self, life: Life, held: Held, count: int, random: Random
     ) -> AdapterError:
-        free = self.truth.sizes[held.gpu] - self.truth.used_on(held.gpu)
+        free = self.truth.free
         self._note("out of memory", name=held.name, bytes=count, free=free)
         if held.spec.is_python and random.random() < 0.3:
             self.processes.end(held.process)
@@ -307,7 +304,7 @@ class SimTriton:
         held = self.held(name)
         if held is None or held.spec.is_python or not self.reports:
             return {}
-        return {held.gpu: self.truth.held.get(held.process.key, 0)}
+        return {0: self.truth.held.get(held.process.key, 0)}
 
     async def unclassified(self, _: str) -> Unclassified:
         return Unclassified(frozenset(), frozenset())
@@ -435,7 +432,7 @@ class SimTriton:
         if grown >= held.spec.grows or random.random() < 0.5:
             return
         count = min(held.spec.grows - grown, held.spec.grows // 2 + 1)
-        if self.truth.has_room(held.process.key, count):
+        if count <= self.truth.free:
             self.truth.add(held.process.key, count)
             return
         self._note("out of memory in an inference", name=held.name)

@@ -39,7 +39,7 @@ class World(Outages):
         self.draws = Draws(plan.seed)
         self._loop = asyncio.get_running_loop()
         self.story = Story(self._loop.time)
-        self.truth = Truth(plan.device_bytes, plan.baseline, plan.more_gpus)
+        self.truth = Truth(plan.device_bytes, plan.baseline)
         self.specs = {spec.url: spec for spec in plan.models.values()}
         self.specs |= {f"/models/{name}": spec for name, spec in plan.models.items()}
         self.newest = dict(plan.models)
@@ -60,7 +60,6 @@ class World(Outages):
             loads_again=self.judged(self.oracle.loads_again),
         )
         self.reader = Reader(plan.reader, self.truth, self.draws)
-        self.triton.gpu_at = self.disk.gpu_at
         self.triton.is_gpu = plan.reader != "host"
         self.is_embedded = plan.is_embedded
         self.disk.admitted = self.judged(self.oracle.admitted)
