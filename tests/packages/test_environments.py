@@ -98,9 +98,22 @@ def serve_once(client: Client, url: Path) -> None:
     assert answer["outputs"][0]["data"] == [42.0]
 
 
-def test_folder_environment_is_used_until_unload(tmp_path: Path) -> None:
-    module = f"only_{abs(hash(tmp_path)):x}"
-    url = archive(tmp_path, module, as_a_folder)
+@pytest.fixture
+def module(tmp_path: Path) -> str:
+    """The name of a module that only the environment of this test has."""
+    return f"only_{abs(hash(tmp_path)):x}"
+
+
+@pytest.mark.parametrize(
+    ("put", "folders"), [(as_a_folder, 0), (packed, 1)], ids=["folder", "archive"]
+)
+def test_environment_is_used_and_goes_with_triton(
+    tmp_path: Path, module: str, put: Callable[[Path, Path], str], folders: int
+) -> None:
+    """Triton unpacks an archive once for a path and a time of change, and keeps that over an
+    unload.
+    """
+    url = archive(tmp_path, module, put)
     with (
         embedded_adapter(f"--model-roots={url.parent}", COMPLETE) as adapter,
         closing(adapter.client()) as client,
@@ -109,27 +122,11 @@ def test_folder_environment_is_used_until_unload(tmp_path: Path) -> None:
             serve_once(client, url)
             assert client.delete("/models/m").status == 200
             assert [*adapter.repository.iterdir()] == []
+            assert len(unpacked_by_triton(module)) == folders
     assert unpacked_by_triton(module) == []
 
 
-def test_packed_environment_goes_with_triton(tmp_path: Path) -> None:
-    """Triton unpacks it once for a path and a time of change, and keeps that over an unload."""
-    module = f"only_{abs(hash(tmp_path)):x}"
-    url = archive(tmp_path, module, packed)
-    with (
-        embedded_adapter(f"--model-roots={url.parent}", COMPLETE) as adapter,
-        closing(adapter.client()) as client,
-    ):
-        for _ in range(2):
-            serve_once(client, url)
-            assert client.delete("/models/m").status == 200
-            assert [*adapter.repository.iterdir()] == []
-            assert len(unpacked_by_triton(module)) == 1
-    assert unpacked_by_triton(module) == []
-
-
-def test_a_killed_triton_leaves_no_environment_behind(tmp_path: Path) -> None:
-    module = f"only_{abs(hash(tmp_path)):x}"
+def test_a_killed_triton_leaves_no_environment_behind(tmp_path: Path, module: str) -> None:
     url = archive(tmp_path, module, packed)
     with (
         tempfile.TemporaryDirectory(prefix="python_env_", dir="/tmp") as others,
@@ -145,8 +142,7 @@ def test_a_killed_triton_leaves_no_environment_behind(tmp_path: Path) -> None:
         assert Path(others).exists()
 
 
-def test_killed_adapters_environment_goes_at_next_start(tmp_path: Path) -> None:
-    module = f"only_{abs(hash(tmp_path)):x}"
+def test_killed_adapters_environment_goes_at_next_start(tmp_path: Path, module: str) -> None:
     url = archive(tmp_path, module, packed)
     adapter = RunningAdapter(*EMBEDDED, f"--model-roots={url.parent}", COMPLETE)
     try:

@@ -40,6 +40,7 @@ def asking(completing: RunningAdapter) -> Iterator[Client]:
     with closing(completing.client()) as client:
         yield client
     unload_all(completing)
+    check_nothing_is_left(completing)
 
 
 def check_nothing_is_left(adapter: RunningAdapter) -> None:
@@ -47,6 +48,14 @@ def check_nothing_is_left(adapter: RunningAdapter) -> None:
     assert names_in_triton(adapter) == set()
     assert stubs(adapter) == []
     assert books(adapter) == ([], 0, 0)
+
+
+@pytest.fixture
+def adapter(shared_adapter: RunningAdapter) -> Iterator[RunningAdapter]:
+    """The shared adapter; nothing is left of what a test has loaded, once it is unloaded."""
+    yield shared_adapter
+    unload_all(shared_adapter)
+    check_nothing_is_left(shared_adapter)
 
 
 def test_triton_warns_of_no_adapter_folder(
@@ -69,26 +78,17 @@ def test_triton_warns_of_no_adapter_folder(
     ],
 )
 def test_a_python_model_needs_no_config(
-    completing: RunningAdapter, asking: Client, package: Path, places: dict[str, int]
+    asking: Client, package: Path, places: dict[str, int]
 ) -> None:
     for place, add in places.items():
         write_alone(package / place, add)
     put(asking, "m", package)
     assert ask(asking, "m", 1, 2) == [2, 3]
-    take_down(asking, "m")
-    check_nothing_is_left(completing)
 
 
 def test_a_single_file_is_a_model(asking: Client, package: Path) -> None:
     put(asking, "m", write_alone(package / "main.txt", 1), model_type="python")
     assert ask(asking, "m", 1) == [2]
-
-
-def test_highest_of_several_versions_answers(client: Client, package: Path) -> None:
-    for version in ("9", "10", "2"):
-        write_adding(package, int(version), version)
-    put(client, "m", package)
-    assert ask(client, "m", 1) == [11]
 
 
 def test_config_is_used_from_anywhere(client: Client, package: Path) -> None:
@@ -114,8 +114,6 @@ def test_labels_are_served_from_a_folder_of_links(
     body["outputs"] = [{"name": "OUT", "parameters": {"classification": 1}}]
     answer = client.post("/models/m/invoke", body).json()
     assert answer["outputs"][0]["data"] == ["2.500000:1:dog"]
-    take_down(client, "m")
-    check_nothing_is_left(adapter)
 
 
 # -- archives -----------------------------------------------------------------------------------
@@ -126,27 +124,19 @@ def test_labels_are_served_from_a_folder_of_links(
     [("m.tar.gz", False), ("m.zip", True)],
     ids=["tar.gz as url", "zip alone in a folder"],
 )
-def test_an_archive_is_unpacked(
-    adapter: RunningAdapter, client: Client, package: Path, name: str, is_alone: bool
-) -> None:
+def test_an_archive_is_unpacked(client: Client, package: Path, name: str, is_alone: bool) -> None:
     archive = pack(write_adding(package / "source", 3), package / name)
     shutil.rmtree(package / "source")
     put(client, "m", package if is_alone else archive)
     archive.unlink()  # it has served its turn
     assert ask(client, "m", 1) == [4]
-    take_down(client, "m")
-    check_nothing_is_left(adapter)
 
 
-def test_archived_ensemble_in_own_folder_is_served(
-    adapter: RunningAdapter, client: Client, package: Path
-) -> None:
+def test_archived_ensemble_in_own_folder_is_served(client: Client, package: Path) -> None:
     write_adding(package / "source" / "all" / "one", 1)
     write_ensemble(package / "source" / "all" / "whole", "one", version=None)
     put(client, "m", pack(package / "source", package / "m.tar.gz"))
     assert ask(client, "m", 1) == [2]
-    take_down(client, "m")
-    check_nothing_is_left(adapter)
 
 
 # -- ensembles ----------------------------------------------------------------------------------
@@ -171,27 +161,14 @@ def test_two_ensembles_with_equal_names_serve(
     assert ask(client, "b", 1) == [31]
     assert before - len(stubs(adapter)) == 2
     assert len(list(adapter.repository.iterdir())) == 3
-    take_down(client, "b")
-    check_nothing_is_left(adapter)
 
 
-def test_an_ensemble_needs_no_version_folder(client: Client, package: Path) -> None:
-    write_adding(package / "one", 1)
-    write_ensemble(package / "whole", "one", version=None)
-    put(client, "m", package)
-    assert ask(client, "m", 1) == [2]
-
-
-def test_an_ensemble_of_an_ensemble_goes_down_whole(
-    adapter: RunningAdapter, client: Client, package: Path
-) -> None:
+def test_an_ensemble_of_an_ensemble_goes_down_whole(client: Client, package: Path) -> None:
     write_adding(package / "one", 1)
     write_ensemble(package / "inner", "one")
     write_ensemble(package / "outer", "inner", "one")
     put(client, "m", package)
     assert ask(client, "m", 1) == [3]
-    take_down(client, "m")
-    check_nothing_is_left(adapter)
 
 
 def test_caller_names_the_entry_of_several_models(client: Client, package: Path) -> None:
@@ -214,7 +191,6 @@ def test_failed_step_leaves_nothing_of_the_ensemble(
     reply = load(client, "m", package)
     assert reply.status == 400
     assert reply.json()["code"] == "InvalidModel"
-    check_nothing_is_left(adapter)
 
 
 # -- models that are called by name -------------------------------------------------------------
@@ -238,31 +214,21 @@ def test_helper_keeps_its_name_where_free(
 
     take_down(client, "a")
     assert ask(client, "b", 2) == [12]
-    take_down(client, "b")
-    check_nothing_is_left(adapter)
 
 
-def test_helper_may_have_the_packages_name(
-    adapter: RunningAdapter, client: Client, package: Path
-) -> None:
+def test_helper_may_have_the_packages_name(client: Client, package: Path) -> None:
     write_adding(package / "m", 1)
     write_calling(package / "main", "m")
     put(client, "m", package)
     assert ask(client, "m", 1) == [2]
-    take_down(client, "m")
-    check_nothing_is_left(adapter)
 
 
-def test_step_is_found_by_python_code(
-    adapter: RunningAdapter, client: Client, package: Path
-) -> None:
+def test_step_is_found_by_python_code(client: Client, package: Path) -> None:
     write_adding(package / "one", 1)
     write_calling(package / "two", "one")
     write_ensemble(package / "whole", "one", "two")
     put(client, "m", package)
     assert ask(client, "m", 1) == [3]
-    take_down(client, "m")
-    check_nothing_is_left(adapter)
 
 
 # -- what is beside -----------------------------------------------------------------------------
@@ -278,7 +244,6 @@ def test_missing_backend_is_named_with_the_present(
     assert str(package) in text
     assert "take a Triton that has the backend onnxruntime" in text
     assert "python" in text.partition("this Triton has ")[2]
-    check_nothing_is_left(adapter)
 
 
 @pytest.mark.parametrize("staging", ["copy", pytest.param("hardlink", marks=pytest.mark.nightly)])
@@ -307,25 +272,13 @@ def test_models_are_staged_by_other_means_than_links(tmp_path: Path, staging: st
 # -- folders beside the models ---------------------------------------------------------------------
 
 
-def test_code_finds_the_folder_beside_its_model(
-    adapter: RunningAdapter, client: Client, package: Path
-) -> None:
+def test_code_finds_the_folder_beside_its_model(client: Client, package: Path) -> None:
     source = package / "source"
-    write_python_model(
-        source / "net",
-        imports="from pathlib import Path",
-        initialize="""
-        repository = Path(args["model_repository"]).parent
-        self.factor = float((repository / "common/factor.txt").read_text())
-        """,
-        answer="values = values * self.factor",
-    )
+    write_reading(source / "net", "common/factor.txt")
     (source / "common").mkdir()
     (source / "common" / "factor.txt").write_text("3")
     put(client, "m", pack(source, package / "m.tar.gz"))
     assert ask(client, "m", 2) == [6]
-    take_down(client, "m")
-    check_nothing_is_left(adapter)
 
 
 def write_reading(folder: Path, path: str) -> Path:
@@ -350,12 +303,9 @@ def test_state_lists_the_names_that_a_package_has(
     put(client, "m", package)
     [model] = adapter.state()["models"]
     assert (model["triton_names"], model["warnings"]) == (["m", "common"], [])
-    take_down(client, "m")
 
 
-def test_failed_load_says_which_model_has_the_name(
-    adapter: RunningAdapter, client: Client, package: Path
-) -> None:
+def test_failed_load_says_which_model_has_the_name(client: Client, package: Path) -> None:
     for name in ("first", "second"):
         write_reading(package / name / "net", f"common/{name}.txt")
         (package / name / "common").mkdir()
@@ -367,8 +317,6 @@ def test_failed_load_says_which_model_has_the_name(
     assert "No such file or directory: 'common/second.txt'" in text
     assert "does not find the folder 'common' beside them: the model 'm' has this name" in text
     assert ask(client, "m", 2) == [6]
-    take_down(client, "m")
-    check_nothing_is_left(adapter)
 
 
 def test_missing_files_whole_path_is_in_error(client: Client, package: Path) -> None:

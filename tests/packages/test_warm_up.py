@@ -3,14 +3,12 @@
 The models here are made ready by their first request, as many are, and write down what they do.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
-import grpc
 import pytest
 
-from adapter._proto import model_runtime_pb2 as mesh
 from tests.asking import refusal
 from tests.grpc_calls import write_decoupled_model
 from tests.running import COMPLETE, Client, RunningAdapter, embedded_adapter
@@ -90,35 +88,12 @@ def written(tmp_path: Path) -> Written:
     return Written(tmp_path / "written")
 
 
-def by_sagemaker(adapter: RunningAdapter, root: Path, name: str) -> None:
-    with closing(adapter.client()) as client:
-        assert client.load(name, root / name).status == 200
-
-
-def by_v2(adapter: RunningAdapter, root: Path, name: str) -> None:
-    with closing(adapter.client()) as client:
-        assert client.post(f"/v2/repository/models/{name}/load").status == 200
-
-
-def by_mesh(adapter: RunningAdapter, root: Path, name: str) -> None:
-    request = mesh.LoadModelRequest(modelId=name, modelPath=str(root / name))
-    with grpc.insecure_channel(adapter.grpc) as channel:
-        load = channel.unary_unary("/mmesh.ModelRuntime/loadModel")
-        load(request.SerializeToString(), timeout=60)
-
-
-@pytest.mark.parametrize("load", [by_sagemaker, by_v2, by_mesh])
 def test_model_computes_zeros_before_load_is_answered(
-    warming: RunningAdapter,
-    root: Path,
-    written: Written,
-    load: Callable[[RunningAdapter, Path, str], None],
+    warming: RunningAdapter, client: Client, root: Path, written: Written
 ) -> None:
-    name = f"model-{load.__name__}"
-    written.model(root / name)
-    load(warming, root, name)
+    assert client.load("plain", written.model(root / "plain")).status == 200
     assert written.lines == ["made ready", "[0.0]"]
-    assert warming.wait_for("model.warmed_up", model_id=name)["seconds"] > 0
+    assert warming.wait_for("model.warmed_up", model_id="plain")["seconds"] > 0
 
 
 def test_called_model_computes_zeros_before_the_call(

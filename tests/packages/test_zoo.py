@@ -2,8 +2,6 @@
 
 import json
 import os
-import socket
-import stat
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -200,27 +198,9 @@ def _url_of_a_pipe(folder: Path) -> object:
     return folder / "pipe"
 
 
-@refused("/data: it is neither a file nor a folder")
-def _socket(folder: Path) -> None:
-    write_python_model(folder)
-    with socket.socket(socket.AF_UNIX) as server:
-        where = os.open(folder, os.O_RDONLY)  # the path itself may be too long for a socket
-        server.bind(f"/proc/self/fd/{where}/data")
-        os.close(where)
-
-
 @refused("outside the model roots")
 def _device_behind_a_link(folder: Path) -> None:
     (write_python_model(folder) / "1" / "zero").symlink_to("/dev/zero")
-
-
-@refused("/zero: it is neither a file nor a folder")
-def _device(folder: Path) -> None:
-    write_python_model(folder)
-    try:
-        os.mknod(folder / "zero", stat.S_IFCHR | 0o600, os.makedev(1, 5))
-    except PermissionError:
-        pytest.skip("only root may make a device")
 
 
 @refused(r"1/\xff: it is a link to \xfe: which does not exist")
@@ -245,11 +225,6 @@ def _too_deep(folder: Path) -> None:
         os.close(where)
         where = below
     os.close(where)
-
-
-@refused("is outside the model roots")
-def _repository(folder: Path) -> object:
-    return "REPOSITORY"
 
 
 @refused("is outside the model roots")
@@ -278,21 +253,10 @@ def _circle(folder: Path) -> None:
     write_ensemble(folder / "b", "a")
 
 
-@refused("form a circle", "'a' -> 'a'")
-def _circle_of_one(folder: Path) -> None:
-    write_ensemble(folder / "a", "a")
-    write_adding(folder / "b", 1)
-
-
 @refused("ensemble 'whole' has the step 'two', which is not in the package")
 def _missing_step(folder: Path) -> None:
     write_adding(folder / "one", 1)
     write_ensemble(folder / "whole", "one", "two")
-
-
-@refused("has the step 'one', which is not in the package")
-def _lone_ensemble(folder: Path) -> None:
-    write_ensemble(folder, "one")
 
 
 @refused("two/config.pbtxt", ":1:10: ")
@@ -368,21 +332,6 @@ def test_ensemble_cannot_use_another_packages_model(
     assert visitor.delete("/models/broken").status == (404 if reply.status == 400 else 200)
     assert ask(visitor, "good", 1) == [2]
     assert reply.status == 400
-
-
-def test_model_with_name_of_helper_serves_beside_it(
-    zoo: RunningAdapter, visitor: Client, package: Path
-) -> None:
-    """It gets another name in Triton, which no caller sees."""
-    write_adding(package / "helper", 1)
-    write_calling(package / "main", "helper")
-    put(visitor, "caller", package)
-    put(visitor, "helper", package / "helper")
-    assert ask(visitor, "caller", 1) == [2]
-    take_down(visitor, "caller")
-    assert ask(visitor, "helper", 1) == [2]
-    take_down(visitor, "helper")
-    assert names_in_triton(zoo) == {"good"}
 
 
 def test_what_only_looks_odd_is_served(zoo: RunningAdapter, visitor: Client, package: Path) -> None:
