@@ -136,5 +136,4 @@ def test_absent_names_leave_no_memory_behind(adapter: RunningAdapter, call: Door
     before = resident_bytes(process)
     call(adapter, "absent", _NAMES)
     growth = resident_bytes(process) - before
-    print(f"{call.__name__}: {growth / 2**20:.1f} MiB after {_NAMES} names")  # noqa: T201
     assert growth < _LIMIT_BYTES

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from http.client import HTTPException
 from pathlib import Path
 
@@ -235,6 +236,11 @@ class Fault:
         with closing(self.client()) as client:
             return client.post(f"/models/{name}/invoke", infer_body(1.0)).status
 
+    def load_and_unload(self, name: str, package: Path) -> None:
+        with closing(self.client()) as client:
+            client.load(name, package)
+            client.delete(f"/models/{name}")
+
     def model(self, name: str, **bodies: str) -> Path:
         return write_python_model(self.folder / name, **bodies)
 
@@ -417,12 +423,7 @@ def test_models_that_come_and_go(pod):
         for name in "abcdef":
             package = fault.model(name, config=sized("16MiB"))
 
-            def come_and_go(name: str = name, package: Path = package) -> None:
-                with closing(fault.client()) as client:
-                    client.load(name, package)
-                    client.delete(f"/models/{name}")
-
-            loops.enter_context(in_a_loop(come_and_go))
+            loops.enter_context(in_a_loop(partial(fault.load_and_unload, name, package)))
         fault.await_alerts("TritonAdapterThrashing")
 
 
@@ -450,12 +451,7 @@ def test_loads_near_their_time_limit(pod):
             sleeps = "import time; time.sleep(4)"
             package = fault.model(name, initialize=sleeps, config=sized("16MiB"))
 
-            def come_and_go(name: str = name, package: Path = package) -> None:
-                with closing(fault.client()) as client:
-                    client.load(name, package)
-                    client.delete(f"/models/{name}")
-
-            loops.enter_context(in_a_loop(come_and_go))
+            loops.enter_context(in_a_loop(partial(fault.load_and_unload, name, package)))
         fault.await_alerts("TritonAdapterLoadsSlow")
 
 

@@ -74,11 +74,17 @@ def tensors(count: int) -> bytes:
     return json.dumps({"inputs": [one] * count}).encode()
 
 
-def binary_tensors(count: int) -> tuple[bytes, int]:
+def many_binary_tensors() -> bytes:
+    count = 3000
     parameters = {"binary_data_size": 4}
     one = {"name": "IN", "datatype": "FP32", "shape": [1], "parameters": parameters}
     head = json.dumps({"inputs": [one] * count}).encode()
-    return head + bytes(4 * count), len(head)
+    return post(INFER, head + bytes(4 * count), f"Inference-Header-Content-Length: {len(head)}")
+
+
+def large_raw_tensors() -> bytes:
+    body, size = binary_request(10 * MIB)
+    return post(INVOKE, body, f"Content-Type: {RAW}{size}")
 
 
 def large_json(size: int) -> bytes:
@@ -136,21 +142,12 @@ HTTP: dict[str, Callable[[], Pieces]] = {
         2,
     ),
     "tensors": lambda: repeat(post(INFER, tensors(4000)), 8),
-    "binary tensors": lambda: repeat(
-        post(
-            INFER,
-            (given := binary_tensors(3000))[0],
-            f"Inference-Header-Content-Length: {given[1]}",
-        ),
-        8,
-    ),
+    "binary tensors": lambda: repeat(many_binary_tensors(), 8),
     "forms": lambda: repeat(
         post(INVOKE, b"--x\r\n" * 50_000, "Content-Type: multipart/form-data; boundary=x"), 8
     ),
     "JSON of 40 MiB": lambda: repeat(post(INVOKE, large_json(40 * MIB)), 2),
-    "raw tensors of 40 MiB": lambda: repeat(
-        post(INVOKE, (large := binary_request(10 * MIB))[0], f"Content-Type: {RAW}{large[1]}"), 2
-    ),
+    "raw tensors of 40 MiB": lambda: repeat(large_raw_tensors(), 2),
     "CSV": lambda: repeat(
         post("/models/typed/invoke", b"1," * (4 * MIB - 1) + b"1", "Content-Type: text/csv"), 2
     ),

@@ -1,7 +1,6 @@
 """What tritonserver itself takes, over hundreds of loads and unloads, by its allocator."""
 
 import os
-import sys
 import time
 from contextlib import closing
 from ctypes.util import find_library
@@ -57,11 +56,9 @@ def test_tritonserver_keeps_little_of_each_load_and_unload(
             assert client.delete(f"/models/{package.name}").status == 200
             if load in {1, _FIRST} or load % _EACH == 0:
                 seen[load] = _status(server)
-                sys.stdout.write(f"{allocator}: {load} loads, {seen[load]}\n")
             if time.monotonic() > end:
                 break
         seen[load] = _status(server)
-    sys.stdout.write(f"{allocator}: {load} loads, {seen[load]}\n")
     if load > _FIRST:
         grown = seen[load]["RssAnon"] - seen[_FIRST]["RssAnon"]
         assert grown / (load - _FIRST) <= _MOST_KIB_PER_LOAD, seen

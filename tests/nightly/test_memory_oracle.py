@@ -119,7 +119,6 @@ class Watcher:
 
     adapter: RunningAdapter
     one_load: int = 0
-    largest_excess: int = 0
     faults: list[str] = field(default_factory=list)
     _begun: int = 0
     _ended_loads: int = 0
@@ -131,7 +130,6 @@ class Watcher:
             ended_before = self._ended_loads
             excess = tree_bytes(self.adapter) - _LIMIT
             has_load = self._begun > ended_before  # at some time while it was looked
-            self.largest_excess = max(self.largest_excess, excess)
             if excess > (self.one_load if has_load else 0):
                 when = "amid a load" if has_load else "with no load under way"
                 self.faults.append(f"{excess / MIB:.0f} MiB too much {when}")
@@ -158,10 +156,7 @@ class Oracle:
         self.giant = _model(root, _GIANT, _GIANT_MIB, parts=40, pause=0.1)
         self.watcher = Watcher(adapter)
         self.pool = ThreadPoolExecutor(4)
-        self.counts: dict[str, int] = {}
         self.process = self.beside = self.beside_of = 0
-        # the largest part of what may be off that was made use of
-        self.worst_admitted = self.worst_refused = -10.0
 
     # -- what is known ----------------------------------------------------------------------
 
@@ -207,14 +202,10 @@ class Oracle:
         self.watcher.one_load = max(_SIZES) * MIB + self.process
         self.unload(name)
 
-    def count(self, what: str) -> None:
-        self.counts[what] = self.counts.get(what, 0) + 1
-
     def load(self, name: str) -> Reply:
         truth = self.giant if name == _GIANT else self.models[name]
         with closing(self.adapter.client(120)) as client, self.watcher.load():
             reply = client.load(name, truth.package)
-        self.count(f"load {reply.status}")
         if reply.status == 200:
             truth.loaded()
         return reply
@@ -223,13 +214,10 @@ class Oracle:
         with closing(self.adapter.client(120)) as client:
             assert client.delete(f"/models/{name}").status == 200
         self.models[name].unloaded()
-        self.count("unload")
 
     def ask(self, name: str, wish: float, *more: float) -> Reply:
         with closing(self.adapter.client(120)) as client:
-            reply = client.post(f"/models/{name}/invoke", infer_body(wish, *more))
-        self.count(f"ask {reply.status}")
-        return reply
+            return client.post(f"/models/{name}/invoke", infer_body(wish, *more))
 
     def take(self, name: str, mebibytes: int) -> None:
         """At the rate at which the adapter looks, which is seen in what it knows."""
@@ -297,13 +285,11 @@ class Oracle:
         if reply.status == 200:
             if was_known and not was_alone:
                 beyond = at_least - (_LIMIT - _RESERVE)
-                self.worst_admitted = max(self.worst_admitted, beyond / tolerance(size))
                 assert beyond <= tolerance(size), (name, at_least / MIB)
             return
         assert reply.status == 507, reply.body
         wanted = at_most if was_known else at_most + max(0, _UNKNOWN - size)
         short = _LIMIT - _RESERVE - wanted
-        self.worst_refused = max(self.worst_refused, short / tolerance(size))
         assert short < tolerance(size), (name, at_most / MIB, reply.body)
 
     def traffic(self) -> None:
@@ -400,5 +386,3 @@ def test_what_is_believed_of_memory_is_true(seconds: float, seed: int, tmp_path:
             looking.join()
             oracle.pool.shutdown()
     assert not oracle.watcher.faults
-    print(rounds, oracle.counts, oracle.watcher.largest_excess // MIB)  # noqa: T201
-    print(oracle.worst_admitted, oracle.worst_refused)  # noqa: T201

@@ -4,7 +4,7 @@ at once of eight times as many models as fit.
 
 import pytest
 
-from tests.journeys.modelmesh.full import Stage, in_order, shuffled
+from tests.journeys.modelmesh.full import Stage, shuffled
 
 pytestmark = [pytest.mark.triton, pytest.mark.nightly, pytest.mark.timeout(3600)]
 ROUNDS = 5
@@ -16,14 +16,6 @@ async def test_five_rounds_of_mixed_models_are_answered(tmp_path):
         for seed in range(ROUNDS):
             await stage.use(shuffled(names, seed=seed))
     stage.check(answers=ROUNDS * 48)
-
-
-async def test_large_models_after_small_ones_are_answered(tmp_path):
-    async with Stage(tmp_path, churn_seconds=3) as stage:
-        names = in_order(stage.write("small", 14), stage.write("large", 12, large=True))
-        await stage.use(names)
-        await stage.use(shuffled(names, seed=0))
-    stage.check(answers=52)
 
 
 async def test_models_of_declared_size_are_answered(tmp_path):

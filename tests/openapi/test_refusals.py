@@ -74,11 +74,6 @@ def test_unsigned_endpoint_call_is_403(guarded: RunningAdapter, name: str):
     assert (reply.status, reply.headers["x-amzn-ErrorType"]) == (403, "AccessDeniedException")
 
 
-@pytest.mark.parametrize("name", ["invokeModel", "infer", "generate"])
-def test_nobody_goes_round_signatures(guarded: RunningAdapter, name: str):
-    assert ask(guarded, name).status == 403
-
-
 def test_without_a_store_the_endpoint_is_404(shared_adapter: RunningAdapter):
     assert ask(shared_adapter, "invokeEndpoint").status == 404
 
