@@ -12,6 +12,3 @@ async def controlled(triton):
     yield controlled
     await controlled.clear()
     await control.close()
-
-
-# -- what the fake of the service tests has in common with the real one -------------------------

@@ -99,12 +99,11 @@ async def until(met: Callable[[], bool]) -> None:
     raise AssertionError(f"not within {PATIENCE} s")
 
 
-def made(address: str, on_retry: Callable[[str], None] = lambda _: None, **limits: float):
+def made(
+    address: str, on_retry: Callable[[str], None] = lambda _: None, *, load_seconds: float = 60
+) -> TritonControl:
     control = TritonControl(
-        FAULTS,
-        load_timeout_seconds=limits.get("load", 60),
-        call_timeout_seconds=limits.get("call", 10),
-        on_retry=on_retry,
+        FAULTS, load_timeout_seconds=load_seconds, call_timeout_seconds=10, on_retry=on_retry
     )
     control.connect(address)
     return control

@@ -14,9 +14,10 @@ from adapter.errors import (
     LoadFailed,
     OutOfMemory,
 )
-from adapter.triton.client import TritonControl, build_retries
+from adapter.triton.client import build_retries
 from adapter.triton.server.launch import take_port
-from tests.contract.controlled import FAULTS, PATIENCE, made, until
+from tests.contract.controlled import made, until
+from tests.fakes.relay import Relay
 
 real = pytest.mark.triton
 
@@ -72,16 +73,6 @@ async def test_a_call_that_arrived_is_not_sent_again(error):
 
 
 @pytest.mark.slow
-async def test_triton_is_up_only_while_connected(nobody):
-    control = TritonControl(FAULTS, load_timeout_seconds=5, call_timeout_seconds=5)
-    for _ in range(2):
-        with pytest.raises(BackendUnavailable, match="starting or stopping"):
-            await control.ready()
-        control.connect(nobody)
-        await control.close()
-
-
-@pytest.mark.slow
 async def test_repeated_call_on_closed_connection_is_unavailable(
     nobody,
 ):
@@ -94,62 +85,11 @@ async def test_repeated_call_on_closed_connection_is_unavailable(
         await load
 
 
-async def test_waiting_for_an_absent_triton_ends(nobody):
-    control = made(nobody)
-    with pytest.raises(BackendUnavailable, match=r"not live within 0\.2 s"):
-        await control.wait_live(0.2)
-    assert control.live is False
-    await control.close()
-
-
-@real
-async def test_present_triton_is_live_at_once(triton):
-    control = made(triton.grpc_address)
-    assert control.live is False
-    watch = asyncio.create_task(control.monitor())
-    await until(lambda: control.live)
-    watch.cancel()
-    await asyncio.wait({watch})
-    await control.wait_live(PATIENCE)
-    await control.close()
-    assert control.live is False
-
-
 @pytest.fixture
 def port() -> Iterator[int]:
     """Nobody else's, though nobody listens there for a while."""
     with ExitStack() as ports:
         yield take_port(ports, "relay", "127.0.0.1", 0)
-
-
-class Relay:
-    """Stands between client and Triton, to go away and come back in place of the server itself."""
-
-    def __init__(self, address: str, port: int) -> None:
-        self._host, _, self._port = address.rpartition(":")
-        self._server: asyncio.Server | None = None
-        self._writers: list[asyncio.StreamWriter] = []
-        self.port = port
-
-    async def open(self) -> None:
-        self._server = await asyncio.start_server(self._relay, "127.0.0.1", self.port)
-
-    async def close(self) -> None:
-        self._server.close()
-        for writer in self._writers:
-            writer.transport.abort()
-        await self._server.wait_closed()
-
-    async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        other_reader, other_writer = await asyncio.open_connection(self._host, int(self._port))
-        self._writers += [writer, other_writer]
-        ends = self._pump(reader, other_writer), self._pump(other_reader, writer)
-        await asyncio.gather(*ends, return_exceptions=True)
-
-    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while chunk := await reader.read(65536):
-            writer.write(chunk)
-        writer.close()
 
 
 @real
@@ -173,26 +113,6 @@ async def test_watched_triton_is_noticed_going_and_returning(triton, port, caplo
     outage = [r for r in caplog.records if r.message.startswith("triton.")]
     assert [r.message for r in outage] == ["triton.unreachable", "triton.reachable"]
     assert outage[1].seconds > 0
-
-
-@real
-async def test_quick_restart_of_triton_is_noticed(triton, port):
-    relay = Relay(triton.grpc_address, port)
-    await relay.open()
-    control = made(f"127.0.0.1:{relay.port}")
-    watch = asyncio.create_task(control.monitor())
-    await until(lambda: control.lives == 1)
-    probes = control.answers
-    await until(lambda: control.answers > probes)  # the next is half a second away
-    await relay.close()
-    await relay.open()
-    await until(lambda: not control.live)
-    await until(lambda: control.lives == 2)
-    assert control.live is True
-    watch.cancel()
-    await asyncio.wait({watch})
-    await control.close()
-    await relay.close()
 
 
 @real

@@ -221,7 +221,7 @@ async def test_grpc_load_holds_up_no_http_inference(controlled, gate):
 async def test_load_over_its_time_goes_on_in_triton(controlled, triton, gate):
     """Its unload waits for it."""
     controlled.put("m", initialize=gate.statements)
-    hasty = made(triton.grpc_address, load=1)
+    hasty = made(triton.grpc_address, load_seconds=1)
     await hasty.ready()  # it is connected
     with pytest.raises(BackendTimeout) as caught:
         await hasty.load(TritonName("m"), ModelId("m"))
