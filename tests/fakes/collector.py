@@ -1,6 +1,5 @@
 """An OpenTelemetry collector of a few lines: OTLP over HTTP, kept in memory."""
 
-import asyncio
 import json
 import threading
 from collections.abc import Collection, Iterator
@@ -10,6 +9,8 @@ from typing import Any
 
 from aiohttp import web
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as pb
+
+from tests.fakes.loop_thread import loop_in_thread
 
 _KINDS = {2: "server", 3: "client"}
 
@@ -106,9 +107,7 @@ def _of_json(message: Any) -> Iterator[Span]:
 @contextmanager
 def collector() -> Iterator[tuple[Collector, str]]:
     """With the endpoint of it, in a thread of its own."""
-    found, loop = Collector(), asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever)
-    thread.start()
+    found = Collector()
 
     async def begin() -> tuple[web.AppRunner, int]:
         app = web.Application()
@@ -118,11 +117,9 @@ def collector() -> Iterator[tuple[Collector, str]]:
         await web.TCPSite(runner, "127.0.0.1", 0).start()
         return runner, runner.addresses[0][1]
 
-    runner, port = asyncio.run_coroutine_threadsafe(begin(), loop).result(10)
-    try:
-        yield found, f"http://127.0.0.1:{port}"
-    finally:
-        asyncio.run_coroutine_threadsafe(runner.cleanup(), loop).result(10)
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join(10)
-        loop.close()
+    with loop_in_thread() as run:
+        runner, port = run(begin())
+        try:
+            yield found, f"http://127.0.0.1:{port}"
+        finally:
+            run(runner.cleanup())

@@ -7,13 +7,13 @@ free again when the process has ended, however it did. Triton's metrics page sho
 
 import asyncio
 import os
-import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+from tests.fakes.loop_thread import Run, loop_in_thread
 from tests.fakes.metrics_endpoint import MetricsEndpoint
 from tests.processes import is_alive
 from tests.running import RunningAdapter
@@ -99,8 +99,18 @@ class LaggingPage(MetricsEndpoint):
         self._gpus = gpus
         self._lag = lag_seconds
         self._seen: deque[tuple[float, Mapping[str, int]]] = deque([(0.0, gpus.used)])
+        self._sampling: asyncio.Task[None] | None = None
 
-    async def sample(self) -> None:
+    async def start(self) -> None:
+        await super().start()
+        self._sampling = asyncio.create_task(self._sample())
+
+    async def stop(self) -> None:
+        if self._sampling is not None:
+            self._sampling.cancel()
+        await super().stop()
+
+    async def _sample(self) -> None:
         while True:
             self._seen.append((time.monotonic(), self._gpus.used))
             await asyncio.sleep(_SAMPLE_SECONDS)
@@ -125,35 +135,26 @@ class LaggingPage(MetricsEndpoint):
 class ServedPage:
     """The page on a port, from a thread of its own."""
 
-    def __init__(self, page: LaggingPage) -> None:
+    def __init__(self, page: LaggingPage, run: Run) -> None:
         self.page = page
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever)
-        self._thread.start()
-        self.start()
-        self._sampler = asyncio.run_coroutine_threadsafe(page.sample(), self._loop)
+        self._run = run
 
     def start(self) -> None:
-        asyncio.run_coroutine_threadsafe(self.page.start(), self._loop).result(10)
+        self._run(self.page.start())
 
     def stop(self) -> None:
-        asyncio.run_coroutine_threadsafe(self.page.stop(), self._loop).result(10)
-
-    def close(self) -> None:
-        self._sampler.cancel()
-        self.stop()
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(10)
-        self._loop.close()
+        self._run(self.page.stop())
 
 
 @contextmanager
 def served(gpus: ScriptedGpus, lag_seconds: float) -> Iterator[ServedPage]:
-    server = ServedPage(LaggingPage(gpus, lag_seconds))
-    try:
-        yield server
-    finally:
-        server.close()
+    with loop_in_thread() as run:
+        server = ServedPage(LaggingPage(gpus, lag_seconds), run)
+        server.start()
+        try:
+            yield server
+        finally:
+            server.stop()
 
 
 @contextmanager

@@ -8,6 +8,6 @@ from tests.journeys.page.browser import Browser, chromium
 
 
 @pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+def browser(tmp_path_factory) -> Iterator[Browser]:
     with chromium(tmp_path_factory.mktemp("profile")) as found:
         yield found

@@ -6,11 +6,12 @@ import os
 import tarfile
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.constants import STORE
+from tests.fakes.loop_thread import Run, loop_in_thread
 from tests.journeys.memory.models import MIB, write_eater
 from tests.running import COMPLETE, RunningAdapter, embedded_adapter
 from tests.store.web import Answer, Page, WebServer, web_server, well
@@ -29,21 +30,11 @@ SIZES = {"support-chat": 380, "product-search": 160, "fraud-score": 60}
 class SlowStore:
     """A web server of models by name, which sends a part of one, and the rest when it may."""
 
-    def __init__(self, bodies: dict[str, bytes]) -> None:
-        self._bodies = bodies
-        self._ready = threading.Event()
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_until_complete, args=(self._run(),))
-        self.url = ""
-
-    async def _run(self) -> None:
-        self._may_go_on, self._end = asyncio.Event(), asyncio.Event()
-        async with web_server() as server:
-            server.pages |= {f"/{name}": Page(body) for name, body in self._bodies.items()}
-            self.server: WebServer = server
-            self.url = server.url
-            self._ready.set()
-            await self._end.wait()
+    def __init__(self, server: WebServer, run: Run) -> None:
+        self.url = server.url
+        self._server = server
+        self._run = run
+        self._may_go_on = asyncio.Event()
 
     def hold(self, share: float) -> None:
         """Let the next fetch have this share, and wait."""
@@ -57,22 +48,27 @@ class SlowStore:
             return response
 
         self._may_go_on.clear()
-        self.server.script[:] = [part, *[well] * 5]
+        self._server.script[:] = [part, *[well] * 5]
 
     def go_on(self) -> None:
-        self._loop.call_soon_threadsafe(self._may_go_on.set)
+        self._run(self._let_go_on())
 
-    @contextmanager
-    def open(self) -> Iterator["SlowStore"]:
-        self._thread.start()
-        assert self._ready.wait(60)
+    async def _let_go_on(self) -> None:
+        self._may_go_on.set()
+
+
+@contextmanager
+def slow_store(bodies: dict[str, bytes]) -> Iterator[SlowStore]:
+    with loop_in_thread() as run:
+        undo = AsyncExitStack()
+        server = run(undo.enter_async_context(web_server()))
+        server.pages |= {f"/{name}": Page(body) for name, body in bodies.items()}
+        store = SlowStore(server, run)
         try:
-            yield self
+            yield store
         finally:
-            self.go_on()
-            self._loop.call_soon_threadsafe(self._end.set)
-            self._thread.join(10)
-            self._loop.close()
+            store.go_on()
+            run(undo.aclose())
 
 
 @dataclass
@@ -126,8 +122,7 @@ def scene(root: Path) -> Iterator[Scene]:
     arrives = write_eater(root / "arrives", 20, declares="60MiB")
     (arrives / "1" / "weights.bin").write_bytes(os.urandom(8 * MIB))
     leaves = write_eater(root / "leaves", 320, declares="360MiB")
-    store = SlowStore({ARRIVES: _packed(arrives), LEAVES: _packed(leaves)})
-    with store.open():
+    with slow_store({ARRIVES: _packed(arrives), LEAVES: _packed(leaves)}) as store:
         flags = (
             *(f"--model-roots={folder}", f"--memory-limit={LIMIT}", COMPLETE),
             *(f"--model-store={store.url}", f"--cache-dir={root / 'cache'}", "--on-demand"),

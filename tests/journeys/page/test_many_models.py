@@ -1,18 +1,18 @@
 """The page before 1000 models, and a store of 100,000: what it asks for and shows is bounded."""
 
-import asyncio
-import threading
 from bisect import bisect_right
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from types import MappingProxyType
 
 import pytest
+from aiohttp.test_utils import TestClient
 
 from adapter.core.artifacts import ArtifactKey, DiskUse, PackagePage, StorePackage
 from adapter.core.model import ModelId
 from adapter.core.record import ModelRecord
 from tests.fakes.admin import admin_of, adopt
 from tests.fakes.control import ControlOnFakes
+from tests.fakes.loop_thread import loop_in_thread
 from tests.journeys.page.browser import PHONE, Browser
 
 pytestmark = pytest.mark.slow
@@ -66,40 +66,27 @@ class EmptyDisk:
         return False
 
 
-async def _serve(started: "asyncio.Future[str]", end: asyncio.Event) -> None:
+async def serve() -> tuple[ControlOnFakes, TestClient]:
     fakes = await ControlOnFakes(limit=MODELS * 1000 * MIB).open()
     for number in range(MODELS):
         adopt(fakes, f"m{number:03}", (number + 1) * MIB)
-    fakes.control_state.stores = EmptyDisk()  # type: ignore[assignment]
-    async with admin_of(fakes, ManyPackages()) as admin:
-        started.set_result(f"127.0.0.1:{admin.port}")
-        await end.wait()
-    await fakes.close()
+    fakes.control_state.stores = EmptyDisk()
+    admin = admin_of(fakes, ManyPackages())
+    await admin.start_server()
+    return fakes, admin
 
 
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
     """Of the admin listener of a control plane with doubles behind it."""
-    loop = asyncio.new_event_loop()
-    started, end = loop.create_future(), asyncio.Event()
-    found: list[str] = []
-    known = threading.Event()
-
-    def tell(future: "asyncio.Future[str]") -> None:
-        found.append(future.result())
-        known.set()
-
-    started.add_done_callback(tell)
-    serving = threading.Thread(target=loop.run_until_complete, args=(_serve(started, end),))
-    serving.start()
-    assert known.wait(20)
-    yield found[0]
-    loop.call_soon_threadsafe(end.set)
-    serving.join(20)
-    loop.close()
+    with loop_in_thread() as run:
+        fakes, admin = run(serve())
+        yield f"127.0.0.1:{admin.port}"
+        run(admin.close())
+        run(fakes.close())
 
 
-def test_thousand_models_are_a_bounded_page(address: str, browser: Browser) -> None:
+def test_thousand_models_are_a_bounded_page(address, browser):
     browser.open(address)
     browser.until(lambda: len(browser.rows()) == 100, "a hundred rows")
     assert next(iter(browser.rows())) == "m999"
@@ -115,7 +102,7 @@ def test_thousand_models_are_a_bounded_page(address: str, browser: Browser) -> N
     assert browser.log() == []
 
 
-def test_staying_rows_keep_their_elements(address: str, browser: Browser) -> None:
+def test_staying_rows_keep_their_elements(address, browser):
     browser.open(address)
     browser.until(lambda: len(browser.rows()) == 100, "a hundred rows")
     browser.run("window.kept = [...document.querySelectorAll('#models tr')]")
@@ -128,7 +115,7 @@ def test_staying_rows_keep_their_elements(address: str, browser: Browser) -> Non
     assert browser.run(same)
 
 
-def test_any_of_them_is_found_by_its_name(address: str, browser: Browser) -> None:
+def test_any_of_them_is_found_by_its_name(address, browser):
     browser.open(address, PHONE)
     browser.run(
         "const field = document.getElementById('filter'); field.value = 'm007';"
@@ -138,7 +125,7 @@ def test_any_of_them_is_found_by_its_name(address: str, browser: Browser) -> Non
     assert "1 match the filter" in browser.text("#counts")
 
 
-def test_the_table_is_sorted_by_what_is_clicked(address: str, browser: Browser) -> None:
+def test_the_table_is_sorted_by_what_is_clicked(address, browser):
     browser.open(address)
     browser.run("document.querySelector('[data-sort=name]').click()")
     browser.until(lambda: next(iter(browser.rows()), "") == "m000", "by name")
@@ -150,7 +137,7 @@ def test_the_table_is_sorted_by_what_is_clicked(address: str, browser: Browser) 
     assert browser.run(head) == "descending"
 
 
-def test_phone_has_fewer_columns_and_a_sort_list(address: str, browser: Browser) -> None:
+def test_phone_has_fewer_columns_and_a_sort_list(address, browser):
     browser.open(address, PHONE)
     browser.until(lambda: len(browser.rows()) == 20, "twenty rows")
     browser.run(
@@ -161,7 +148,7 @@ def test_phone_has_fewer_columns_and_a_sort_list(address: str, browser: Browser)
     assert browser.run("return document.getElementById('sorts').offsetHeight") > 0
 
 
-def test_tiny_models_are_one_colourless_piece(address: str, browser: Browser) -> None:
+def test_tiny_models_are_one_colourless_piece(address, browser):
     browser.open(address)
     browser.until(lambda: len(browser.rows()) == 100, "a hundred rows")
     widths = """
@@ -190,7 +177,7 @@ def filter_store(browser: Browser, text: str) -> None:
     )
 
 
-def test_large_store_is_shown_page_by_page(address: str, browser: Browser) -> None:
+def test_large_store_is_shown_page_by_page(address, browser):
     browser.open(address)
     browser.until(lambda: len(shelf(browser)) == 25, "the first page")
     assert shelf(browser)[0] == "model-000000.tar.gz"
@@ -211,7 +198,7 @@ def test_large_store_is_shown_page_by_page(address: str, browser: Browser) -> No
     assert max(sizes) < 64 * 1024
 
 
-def test_filter_finds_last_model_of_large_store(address: str, browser: Browser) -> None:
+def test_filter_finds_last_model_of_large_store(address, browser):
     """It is behind five reads of the store, of which each has nothing but the last."""
     browser.open(address)
     browser.until(lambda: len(shelf(browser)) == 25, "the first page")

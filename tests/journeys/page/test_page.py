@@ -20,13 +20,13 @@ SMALL = "fraud-score"
 
 
 @pytest.fixture(scope="module")
-def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+def opened(tmp_path_factory) -> Iterator[Scene]:
     with scene(tmp_path_factory.mktemp("scene")) as found:
         yield found
 
 
 @pytest.fixture
-def page(opened: Scene, browser: Browser) -> Iterator[Browser]:
+def page(opened, browser) -> Iterator[Browser]:
     """The page, before an adapter without models; the browser has nothing to complain of."""
     browser.open(opened.adapter.admin)
     yield browser
@@ -36,7 +36,7 @@ def page(opened: Scene, browser: Browser) -> Iterator[Browser]:
     unload_all(opened.adapter)
 
 
-def test_loads_appear_with_size_and_unloads_vanish(opened: Scene, page: Browser) -> None:
+def test_loads_appear_with_size_and_unloads_vanish(opened, page):
     assert page.text("#none").startswith("No model is loaded. ")
     assert opened.load(SMALL) == 200
 
@@ -59,7 +59,7 @@ def test_loads_appear_with_size_and_unloads_vanish(opened: Scene, page: Browser)
     assert f"loaded {SMALL} in" in loaded
 
 
-def test_507_is_shown_with_figures_and_announced(opened: Scene, page: Browser) -> None:
+def test_507_is_shown_with_figures_and_announced(opened, page):
     assert opened.load("support-chat") == 200
     page.until(lambda: "support-chat" in page.rows(), "the model is there")
     assert opened.load(TOO_MUCH) == 507
@@ -75,7 +75,7 @@ def test_507_is_shown_with_figures_and_announced(opened: Scene, page: Browser) -
     assert told.startswith(f"{TOO_MUCH} was not loaded: it needs 700.0 MiB")
 
 
-def test_callers_mistake_is_told_below_lack_of_memory(opened: Scene, page: Browser) -> None:
+def test_callers_mistake_is_told_below_lack_of_memory(opened, page):
     assert opened.load("product-search") == 200
     assert opened.load("support-chat") == 200
     assert opened.load(TOO_MUCH) == 507
@@ -87,7 +87,7 @@ def test_callers_mistake_is_told_below_lack_of_memory(opened: Scene, page: Brows
     assert page.run(tones)[:2] == ["pill wait", "pill bad"]
 
 
-def test_failed_load_is_told_until_mended(opened: Scene, page: Browser) -> None:
+def test_failed_load_is_told_until_mended(opened, page):
     write_python_model(opened.folder / "broken", initialize="raise ValueError('no weights')")
     assert opened.load("broken") == 400
     page.until(lambda: "broken" in page.text("#last"), "the failure is shown")
@@ -99,7 +99,7 @@ def test_failed_load_is_told_until_mended(opened: Scene, page: Browser) -> None:
     page.until(lambda: "broken" not in page.text("#last"), "that is mended")
 
 
-def test_requests_show_as_a_rate_and_latencies(opened: Scene, page: Browser) -> None:
+def test_requests_show_as_a_rate_and_latencies(opened, page):
     opened.load(SMALL)
 
     def is_shown() -> bool:
@@ -117,7 +117,7 @@ def test_requests_show_as_a_rate_and_latencies(opened: Scene, page: Browser) -> 
     assert "requests/s" in page.text("#counts")
 
 
-def test_fetch_shows_progress_then_the_model(opened: Scene, page: Browser) -> None:
+def test_fetch_shows_progress_then_the_model(opened, page):
     opened.store.hold(0.6)
     opened.call_for_what_arrives()
     page.until(lambda: "fetching" in page.rows().get(ARRIVES, ""), "the fetch is shown")
@@ -134,7 +134,7 @@ def test_fetch_shows_progress_then_the_model(opened: Scene, page: Browser) -> No
     assert re.search(r"in [0-9.]+ s from its store; [0-9.]+ MiB on disk", fetched)
 
 
-def test_the_disk_cache_has_a_bar(opened: Scene, page: Browser) -> None:
+def test_the_disk_cache_has_a_bar(opened, page):
     assert opened.call_for(ARRIVES) == 200
     page.until(lambda: "1 loaded model" in page.text("#disk"), "it is on disk, and loaded")
     said = " ".join(page.text("#disk .device-head").split())
@@ -145,7 +145,7 @@ def test_the_disk_cache_has_a_bar(opened: Scene, page: Browser) -> None:
     page.until(lambda: "1 model only on disk" in page.text("#disk"), "it is only on disk")
 
 
-def test_missing_key_is_shown(opened: Scene, page: Browser) -> None:
+def test_missing_key_is_shown(opened, page):
     with opened.adapter.client() as client:
         head = {"X-Amzn-SageMaker-Target-Model": "mistyped/model.tar.gz"}
         answer = client.post("/endpoints/default/invocations", infer_body(1.0), headers=head)
@@ -154,7 +154,7 @@ def test_missing_key_is_shown(opened: Scene, page: Browser) -> None:
     assert "was not fetched" in page.text("#mistake")
 
 
-def test_killed_triton_and_its_return_are_shown(opened: Scene, page: Browser) -> None:
+def test_killed_triton_and_its_return_are_shown(opened, page):
     assert opened.load(SMALL) == 200
     assert opened.call_for(ARRIVES) == 200
     os.kill(tritonserver(opened.adapter), signal.SIGKILL)
@@ -176,7 +176,7 @@ def test_killed_triton_and_its_return_are_shown(opened: Scene, page: Browser) ->
     assert page.run(inside)
 
 
-def test_tritons_exit_reason_replaces_its_silence(opened: Scene, page: Browser) -> None:
+def test_tritons_exit_reason_replaces_its_silence(opened, page):
     def downs() -> list[str]:
         return [each for each in page.events() if "Triton down" in each]
 
@@ -191,7 +191,7 @@ def test_tritons_exit_reason_replaces_its_silence(opened: Scene, page: Browser) 
     page.until(lambda: page.text("#state") == "ready", "the adapter is ready")
 
 
-def test_a_name_that_is_markup_shows_as_text(opened: Scene, page: Browser) -> None:
+def test_a_name_that_is_markup_shows_as_text(opened, page):
     write_python_model(opened.folder / "plain")
     with opened.adapter.client() as client:
         assert client.load(EVIL, opened.folder / "plain").status == 200
@@ -202,7 +202,7 @@ def test_a_name_that_is_markup_shows_as_text(opened: Scene, page: Browser) -> No
     assert page.run("return document.images.length") == 0
 
 
-def test_the_policy_lets_no_markup_be_written(page: Browser) -> None:
+def test_the_policy_lets_no_markup_be_written(page):
     script = """
       try { document.body.innerHTML = '<b>x</b>'; return 'written'; }
       catch (error) { return error.name; }"""
@@ -211,7 +211,7 @@ def test_the_policy_lets_no_markup_be_written(page: Browser) -> None:
 
 
 @pytest.mark.parametrize("is_dark", [False, True])
-def test_a_phone_scrolls_down_alone(opened: Scene, page: Browser, is_dark: bool) -> None:
+def test_a_phone_scrolls_down_alone(opened, page, is_dark):
     opened.load(SMALL)
     assert opened.load("a-name-without-any-place-to-break-it" * 4) == 404  # and shown
     page.open(opened.adapter.admin, PHONE, is_dark=is_dark)
@@ -226,7 +226,7 @@ def test_a_phone_scrolls_down_alone(opened: Scene, page: Browser, is_dark: bool)
     assert (ground == "rgb(17, 22, 29)") is is_dark
 
 
-def test_page_only_reads_until_a_button_is_pressed(opened: Scene, browser: Browser) -> None:
+def test_page_only_reads_until_a_button_is_pressed(opened, browser):
     browser.open(opened.adapter.admin)
     asked: set[str] = set()
 
@@ -243,16 +243,7 @@ def test_page_only_reads_until_a_button_is_pressed(opened: Scene, browser: Brows
     assert "<form" not in text
 
 
-def test_page_opens_behind_a_forwarded_port(browser: Browser) -> None:
-    """Port-forward and compose reach a listener of all addresses by the names of this machine."""
-    with embedded_adapter("--admin=0.0.0.0:0") as adapter:
-        port = adapter.admin.rpartition(":")[2]
-        for host in ("localhost", "127.0.0.1"):
-            browser.open(f"{host}:{port}")
-            browser.until(lambda: browser.text("#state") == "ready", f"{host} is served")
-
-
-def test_absent_adapter_is_told_and_its_return(opened: Scene, browser: Browser) -> None:
+def test_absent_adapter_is_told_and_its_return(opened, browser):
     browser.open(opened.adapter.admin)
     opened.adapter.process.send_signal(signal.SIGSTOP)
     try:
@@ -262,7 +253,7 @@ def test_absent_adapter_is_told_and_its_return(opened: Scene, browser: Browser) 
     browser.until(lambda: browser.text("#state") == "ready", "it goes on")
 
 
-def test_page_shows_a_drain(browser: Browser) -> None:
+def test_page_shows_a_drain(browser):
     with embedded_adapter("--examples") as adapter, Client(adapter.admin) as admin:
         browser.open(adapter.admin)
         assert browser.text("#state") == "ready"

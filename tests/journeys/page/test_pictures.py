@@ -13,7 +13,6 @@ from rich.console import Console
 from rich.text import Text
 
 from tests.journeys.client.terminal import ESCAPE, ROOT, Terminal
-from tests.journeys.page.browser import Browser
 from tests.journeys.page.scene import ARRIVES, LEAVES, SIZES, TOO_MUCH, Scene, scene
 
 pytestmark = [pytest.mark.triton, pytest.mark.timeout(400)]
@@ -26,14 +25,14 @@ _FONT = re.compile(r"@font-face \{.*?\}\s*", re.DOTALL)
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory) -> Path:
     """Where the pictures go."""
     given = os.environ.get("PICTURES")
     return Path(given) if given else tmp_path_factory.mktemp("pictures")
 
 
 @pytest.fixture(scope="module")
-def played(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+def played(tmp_path_factory) -> Iterator[Scene]:
     """Three models that callers use, one that was evicted, one on its way, and one refused."""
     with scene(tmp_path_factory.mktemp("scene")) as found:
         assert found.load("support-chat") == 200
@@ -67,7 +66,7 @@ def traffic(played: Scene) -> Iterator[None]:
         each.join(30)
 
 
-def test_the_page_is_taken(played: Scene, browser: Browser, folder: Path) -> None:
+def test_the_page_is_taken(played, browser, folder):
     browser.open(played.adapter.admin)
 
     def is_complete() -> bool:
@@ -86,7 +85,7 @@ def test_the_page_is_taken(played: Scene, browser: Browser, folder: Path) -> Non
     check(folder / "page.png")
 
 
-def test_ps_is_taken(played: Scene, folder: Path) -> None:
+def test_ps_is_taken(played, folder):
     size = {"COLUMNS": str(_COLUMNS), "LINES": str(_LINES)}
     environ = {"ADAPTER_ADMIN": played.adapter.admin, "ADAPTER_HTTP": played.adapter.http, **size}
     terminal = Terminal("ps", "--watch", environ=environ)
@@ -112,7 +111,7 @@ def test_ps_is_taken(played: Scene, folder: Path) -> None:
         *((name, "docs/observability.md") for name in NAMES),
     ],
 )
-def test_picture_is_committed_and_shown_on_pages(name: str, page: str) -> None:
+def test_picture_is_committed_and_shown_on_pages(name, page):
     picture = ROOT / "docs" / "images" / name
     check(picture)
     place = picture.relative_to((ROOT / page).parent)

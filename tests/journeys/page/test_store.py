@@ -24,7 +24,7 @@ HOSTILE = (
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("store")
     sampled = write_python_model(folder / "sampled", answer="values = values + 1")
     (sampled / "sample.json").write_text(json.dumps(infer_body(41.0)))
@@ -39,7 +39,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def root(tmp_path_factory) -> Path:
     """A model root, whose model has a link in the place of its sample."""
     root = tmp_path_factory.mktemp("root")
     linked = write_python_model(root / "linked")
@@ -49,9 +49,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def adapter(
-    folder: Path, root: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[RunningAdapter]:
+def adapter(folder, root, tmp_path_factory) -> Iterator[RunningAdapter]:
     cache = tmp_path_factory.mktemp("cache")
     flags = (f"--model-store={folder}", f"--cache-dir={cache}", f"--model-roots={root}")
     with embedded_adapter(*flags, "--on-demand", COMPLETE) as running:
@@ -59,7 +57,7 @@ def adapter(
 
 
 @pytest.fixture
-def page(adapter: RunningAdapter, browser: Browser) -> Iterator[Browser]:
+def page(adapter, browser) -> Iterator[Browser]:
     """The page with its store read; the browser has nothing to complain of."""
     browser.open(adapter.admin)
     browser.until(lambda: "sampled" in shelf(browser), "the store is shown")
@@ -85,7 +83,7 @@ def click(browser: Browser, name: str, what: str) -> None:
     browser.run(script, name, what)
 
 
-def test_store_shows_each_model_with_its_place(page: Browser) -> None:
+def test_store_shows_each_model_with_its_place(page):
     rows = shelf(page)
 
     assert "in the store" in rows["plain"]
@@ -94,7 +92,7 @@ def test_store_shows_each_model_with_its_place(page: Browser) -> None:
     assert page.text("#store-counts").startswith("7 models")
 
 
-def test_buttons_load_pin_and_unload_a_model(page: Browser) -> None:
+def test_buttons_load_pin_and_unload_a_model(page):
     click(page, "sampled", ".act")
     page.until(lambda: "Loaded in" in page.text("#said"), "it is loaded")
     page.until(lambda: "in memory" in shelf(page)["sampled"], "its row")
@@ -108,7 +106,7 @@ def test_buttons_load_pin_and_unload_a_model(page: Browser) -> None:
     page.until(lambda: "on disk" in shelf(page)["sampled"], "its files stay")
 
 
-def test_sample_of_the_package_is_sent(page: Browser) -> None:
+def test_sample_of_the_package_is_sent(page):
     """The trial loads the model as a call does, so that it may be evicted again."""
     click(page, "sampled", ".name")
     page.run("document.getElementById('one-send').click()")
@@ -123,7 +121,7 @@ def test_sample_of_the_package_is_sent(page: Browser) -> None:
     page.until(lambda: "pinned" in shelf(page)["sampled"], "it is pinned")
 
 
-def test_own_request_is_sent_and_faults_are_told(page: Browser) -> None:
+def test_own_request_is_sent_and_faults_are_told(page):
     click(page, "plain", ".name")
     page.run("document.getElementById('one-send').click()")
     page.until(lambda: "has no sample.json" in page.text("#said"), "the fault")
@@ -139,7 +137,7 @@ def test_own_request_is_sent_and_faults_are_told(page: Browser) -> None:
     page.log()  # Chromium logs each status above 399
 
 
-def test_sample_that_is_a_link_is_not_read(adapter: RunningAdapter) -> None:
+def test_sample_that_is_a_link_is_not_read(adapter):
     """Whoever may write a package is not to read other files of the machine by it."""
     with Client(adapter.admin, timeout=120) as admin:
         assert admin.post("/load?model_id=linked").status == 200
@@ -152,7 +150,7 @@ def test_sample_that_is_a_link_is_not_read(adapter: RunningAdapter) -> None:
         assert admin.post("/load").status == 400
 
 
-def test_trial_bounds_body_and_answer(adapter: RunningAdapter) -> None:
+def test_trial_bounds_body_and_answer(adapter):
     with Client(adapter.admin, timeout=120) as admin:
         large = infer_body(*[1.0] * 300_000)
         assert admin.post("/infer?model_id=plain", large).status == 413
@@ -162,7 +160,7 @@ def test_trial_bounds_body_and_answer(adapter: RunningAdapter) -> None:
         assert admin.post("/infer?model_id=plain", infer_body(2.0)).status == 200
 
 
-def test_hostile_names_are_text_in_store(page: Browser) -> None:
+def test_hostile_names_are_text_in_store(page):
     rows = shelf(page)
 
     assert set(HOSTILE) <= set(rows)
@@ -178,7 +176,7 @@ def test_hostile_names_are_text_in_store(page: Browser) -> None:
 
 
 @pytest.mark.parametrize("size", [PHONE, (1280, 900)])
-def test_no_name_makes_the_page_wider(adapter: RunningAdapter, page: Browser, size) -> None:
+def test_no_name_makes_the_page_wider(adapter, page, size):
     page.open(adapter.admin, size)
     page.until(lambda: HOSTILE[3] in shelf(page), "the store is shown")
     width, inner = page.run("return [document.documentElement.scrollWidth, innerWidth]")
@@ -192,7 +190,7 @@ def test_no_name_makes_the_page_wider(adapter: RunningAdapter, page: Browser, si
     assert page.run(inside)
 
 
-def test_filter_and_glob_ask_the_adapter(page: Browser) -> None:
+def test_filter_and_glob_ask_the_adapter(page):
     for text in ("team-a/*", "PACKED"):
         page.run(
             "const field = document.getElementById('store-filter'); field.value = arguments[0];"
@@ -202,7 +200,7 @@ def test_filter_and_glob_ask_the_adapter(page: Browser) -> None:
         page.until(lambda: list(shelf(page)) == ["team-a/packed.tar.gz"], f"by {text}")
 
 
-def test_page_asks_for_the_token_and_sends_it(folder: Path, tmp_path: Path, browser) -> None:
+def test_page_asks_for_the_token_and_sends_it(folder, tmp_path, browser):
     flags = (f"--model-store={folder}", f"--cache-dir={tmp_path}", "--on-demand", COMPLETE)
     with embedded_adapter(*flags, environ={"ADAPTER_CONTROL_TOKEN": TOKEN}) as adapter:
         browser.open(adapter.admin)
@@ -220,7 +218,7 @@ def test_page_asks_for_the_token_and_sends_it(folder: Path, tmp_path: Path, brow
     browser.log()
 
 
-def test_signed_calls_alone_reach_models_without_a_token(folder: Path, tmp_path: Path) -> None:
+def test_signed_calls_alone_reach_models_without_a_token(folder, tmp_path):
     """The page's calls are not signed: with keys and no token nobody may make them."""
     flags = (f"--model-store={folder}", f"--cache-dir={tmp_path}", COMPLETE)
     keys = "--endpoint-keys=AKID env:SECRET_OF_TESTS *"

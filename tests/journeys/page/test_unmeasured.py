@@ -1,12 +1,10 @@
 """An external Triton on a CPU: nobody can measure its memory, and each view says so."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from tests.journeys.client.terminal import run
-from tests.journeys.page.browser import Browser
 from tests.processes import beside
 from tests.running import EXAMPLES, Client, RunningAdapter, embedded_adapter
 from tests.trees import write_python_model
@@ -29,9 +27,7 @@ def told(adapter: RunningAdapter, *argv: str) -> str:
     return done.stdout.decode()
 
 
-def test_memory_without_limit_is_told_as_unmeasured(
-    triton: RunningAdapter, browser: Browser
-) -> None:
+def test_memory_without_limit_is_told_as_unmeasured(triton, browser):
     """Sizes are unknown then."""
     with beside(triton) as adapter, Client(adapter.admin) as admin:
         assert adapter.wait_for("memory.not_measured", level="warning")["reason"] == SAID
@@ -51,7 +47,7 @@ def test_memory_without_limit_is_told_as_unmeasured(
         assert "0 bytes" not in browser.text("main")
 
 
-def test_sizes_are_estimates_by_files_with_a_limit(triton: RunningAdapter, tmp_path: Path) -> None:
+def test_sizes_are_estimates_by_files_with_a_limit(triton, tmp_path):
     large = write_python_model(tmp_path / "large")
     (large / "1" / "weights.bin").write_bytes(bytes(80 * 2**20))
     with (
