@@ -53,7 +53,7 @@ class Models:
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Models]:
+def models(tmp_path_factory) -> Iterator[Models]:
     folder = tmp_path_factory.mktemp("refusals")
     gate, root = Gate(folder / "gate.open"), folder / "models"
     write_python_model(root / "greedy", answer="raise MemoryError")
@@ -66,7 +66,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Models]:
 
 
 @pytest.fixture(scope="module")
-def adapter(models: Models) -> Iterator[RunningAdapter]:
+def adapter(models) -> Iterator[RunningAdapter]:
     with (
         models.served("cache") as adapter,
         ThreadPoolExecutor(1) as pool,
@@ -83,7 +83,7 @@ def adapter(models: Models) -> Iterator[RunningAdapter]:
 
 
 @pytest.fixture(scope="module")
-def drained(models: Models) -> Iterator[RunningAdapter]:
+def drained(models) -> Iterator[RunningAdapter]:
     with models.served("drained") as adapter:
         with Client(adapter.admin) as admin:
             admin.post("/drain?timeout=0")
@@ -237,9 +237,7 @@ CELLS = [(question, contract) for question, row in EXPECTED.items() for contract
 
 
 @pytest.mark.parametrize(("question", "contract"), CELLS)
-def test_a_refusal(
-    question: str, contract: str, request: pytest.FixtureRequest, models: Models
-) -> None:
+def test_a_refusal(question, contract, request, models):
     asked = request.getfixturevalue("drained" if question == "drained" else "adapter")
     ways, name, body = QUESTIONS[question]
     found = ways[contract](asked, name, body, models.root)

@@ -39,19 +39,17 @@ values = pb_utils.get_output_tensor_by_name(call.exec(), "OUT").as_numpy()
 
 
 @pytest.fixture(scope="module")
-def caching_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def caching_root(tmp_path_factory) -> Path:
     return tmp_path_factory.mktemp("cached")
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def store(tmp_path_factory) -> Path:
     return tmp_path_factory.mktemp("store")
 
 
 @pytest.fixture(scope="module")
-def shared_caching(
-    caching_root: Path, store: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[RunningAdapter]:
+def shared_caching(caching_root, store, tmp_path_factory) -> Iterator[RunningAdapter]:
     flags = (
         f"--model-roots={caching_root}",
         f"--triton-args=--cache-directory={CACHES}",
@@ -65,14 +63,14 @@ def shared_caching(
 
 
 @pytest.fixture
-def caching(shared_caching: RunningAdapter) -> Iterator[RunningAdapter]:
+def caching(shared_caching) -> Iterator[RunningAdapter]:
     """An adapter whose Triton has a response cache."""
     yield shared_caching
     unload_all(shared_caching)
 
 
 @pytest.fixture
-def repository(caching: RunningAdapter) -> Iterator[Repository]:
+def repository(caching) -> Iterator[Repository]:
     with caching.client() as client:
         yield Repository(client)
 

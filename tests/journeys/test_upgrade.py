@@ -27,7 +27,7 @@ _ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")
-def previous(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+def previous(tmp_path_factory) -> dict[str, str]:
     """Return the environment in which `python -m adapter` is the code of the previous commit."""
     command = ("git", "archive", _PREVIOUS, "adapter", "bench")
     packed = subprocess.run(command, cwd=_ROOT, capture_output=True, check=False)
@@ -68,7 +68,7 @@ def _asking(address: str, name: str) -> Iterator[Counter[str]]:
         thread.join()
 
 
-def test_external_tritons_models_outlive_the_adapter(previous: dict[str, str], tmp_path: Path):
+def test_external_tritons_models_outlive_the_adapter(previous, tmp_path):
     package = write_eater(tmp_path / "m", 16)
     [port] = free_ports(1)
     flags = (f"--model-roots={tmp_path}", "--memory-limit=1GiB", f"--http=127.0.0.1:{port}")
@@ -111,7 +111,7 @@ def _kept_sizes(repository: Path) -> dict[str, Any]:
     return json.loads((repository / FILE_NAME).read_text())
 
 
-def test_store_sizes_survive_an_upgrade(previous: dict[str, str], tmp_path: Path):
+def test_store_sizes_survive_an_upgrade(previous, tmp_path):
     """The earlier cache does not say which version the store named last: it is fetched again."""
     store, names = Store(tmp_path / "store"), ("a.tar.gz", "b.tar.gz")
     for number, name in enumerate(names, start=1):

@@ -6,12 +6,11 @@ from uuid import uuid4
 
 import pytest
 
+from adapter.frontends.routes import ROUTES
 from tests.cases import rows
 from tests.grpc_calls import calls_to, infer_request
 from tests.journeys.access.test_control_token import (
-    CONTROL,
     METHODS,
-    OPEN,
     RIGHT,
     TOKEN,
     call,
@@ -23,16 +22,12 @@ pytestmark = pytest.mark.triton
 
 # What says nothing of any model; all other calls are refused, lists and metadata of models too.
 ABOUT_THE_SERVER = {"/ping", "/v2", "/v2/health/live", "/v2/health/ready", "/openapi.json"}
+CALLS = [
+    (route.method, route.path.format(model_name="echo", version="1", region="r"))
+    for route in ROUTES
+    if route.contract in {"sagemaker", "v2"} and route.path != "/"
+]
 METHODS_ABOUT_THE_SERVER = {"ServerLive", "ServerReady", "ServerMetadata"}
-MORE = (
-    ("POST", "/models/echo/invoke"),
-    ("POST", "/v2/models/echo/versions/1/infer"),
-    ("POST", "/v2/models/echo/generate_stream"),
-    ("POST", "/v2/systemsharedmemory/region/r/register"),
-    ("POST", "/v2/cudasharedmemory/unregister"),
-    ("POST", "/v2/trace/setting"),
-)
-ROUTES = [*CONTROL, *((method, path) for method, path, _, _ in OPEN), *MORE]
 
 
 def started(root: Path, *flags: str, **environ: str):
@@ -48,14 +43,14 @@ def started(root: Path, *flags: str, **environ: str):
 
 
 @pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def root(tmp_path_factory) -> Path:
     root = tmp_path_factory.mktemp("models")
     write_python_model(root / "echo")
     return root
 
 
 @pytest.fixture(scope="module")
-def keyed(root: Path) -> Iterator[RunningAdapter]:
+def keyed(root) -> Iterator[RunningAdapter]:
     """Nobody has a token: what is loaded is loaded at the start."""
     flags = (
         f"--load-at-start=echo={root / 'echo'}",
@@ -68,10 +63,8 @@ def keyed(root: Path) -> Iterator[RunningAdapter]:
 
 
 @pytest.mark.parametrize("listener", ["http", "http_data"])
-@rows(("method", "path"), ROUTES)
-def test_only_server_routes_are_open_unsigned(
-    keyed: RunningAdapter, method: str, path: str, listener: str
-) -> None:
+@rows(("method", "path"), CALLS)
+def test_only_server_routes_are_open_unsigned(keyed, method, path, listener):
     is_open = method == "GET" and path in ABOUT_THE_SERVER
     body = infer_body(1.0) if method == "POST" else None
     with Client(keyed.listeners[listener]) as client:
@@ -84,9 +77,7 @@ def test_only_server_routes_are_open_unsigned(
 
 @pytest.mark.parametrize("listener", ["grpc", "grpc_data"])
 @rows("method", METHODS)
-def test_only_server_methods_are_open_unsigned(
-    keyed: RunningAdapter, method: tuple[str, str, str], listener: str
-) -> None:
+def test_only_server_methods_are_open_unsigned(keyed, method, listener):
     code, _ = call(keyed, listener, method)
     is_there = listener == "grpc" or method[0] != "mmesh.ModelRuntime"
     if method[1] in METHODS_ABOUT_THE_SERVER:
@@ -97,7 +88,7 @@ def test_only_server_methods_are_open_unsigned(
         assert listener == "grpc_data"
 
 
-def test_all_plain_calls_are_asked_too(keyed: RunningAdapter) -> None:
+def test_all_plain_calls_are_asked_too(keyed):
     """Those that are planned elsewhere."""
     with keyed.client() as client:
         for path in ("/models/echo/invoke", "/v2/models/echo/infer"):
@@ -107,14 +98,14 @@ def test_all_plain_calls_are_asked_too(keyed: RunningAdapter) -> None:
 
 
 @pytest.mark.parametrize("listener", ["grpc", "grpc_data"])
-def test_direct_inferences_need_a_signature_too(keyed: RunningAdapter, listener: str) -> None:
+def test_direct_inferences_need_a_signature_too(keyed, listener):
     with calls_to(keyed.listeners[listener]) as calls:
         for _ in range(2):
             code, text = calls.refused_infer("echo", 1.0)
             assert (code, "endpoint_keys" in text) == ("PERMISSION_DENIED", True)
 
 
-def test_the_token_opens_what_keys_have_closed(root: Path) -> None:
+def test_the_token_opens_what_keys_have_closed(root):
     with started(root, ADAPTER_CONTROL_TOKEN=TOKEN) as adapter, adapter.client() as client:
         loading = {"model_name": "echo", "url": str(root / "echo")}
         assert client.post("/models", loading).status == 401
@@ -130,7 +121,7 @@ def test_the_token_opens_what_keys_have_closed(root: Path) -> None:
             assert calls.call("ModelInfer", infer_request("echo", 1.0), metadata=metadata)
 
 
-def test_sockets_of_the_file_system_are_open(root: Path, tmp_path: Path) -> None:
+def test_sockets_of_the_file_system_are_open(root, tmp_path):
     socket = tmp_path / "grpc.sock"
     with started(root, f"--grpc=unix:{socket}", f"--load-at-start=echo={root / 'echo'}") as adapter:
         method = ("inference.GRPCInferenceService", "ModelInfer", "")

@@ -27,7 +27,7 @@ while pid != 1 and pid != {test}:
 """
 
 
-def test_model_finds_no_secret_in_any_environment(tmp_path: Path) -> None:
+def test_model_finds_no_secret_in_any_environment(tmp_path):
     """Not in its own either, and the adapter goes on to use them."""
     spy = SPY.format(test=os.getpid())
     write_python_model(tmp_path / "store" / "spy", imports="import os", answer=spy)

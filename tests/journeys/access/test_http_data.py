@@ -6,8 +6,7 @@ import pytest
 
 from adapter.frontends.routes import ADMIN_ROUTES
 from tests.cases import rows
-from tests.ports import free_ports
-from tests.running import COMPLETE, EXAMPLES, Client, RunningAdapter, embedded_adapter, unload_all
+from tests.running import COMPLETE, Client, RunningAdapter, embedded_adapter
 from tests.trees import infer_body, write_python_model
 
 pytestmark = pytest.mark.triton
@@ -62,7 +61,7 @@ OF_ADMIN = {each.path for each in ADMIN_ROUTES.values()} - {path for _, path, _ 
 
 
 @pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningAdapter]:
+def running(tmp_path_factory) -> Iterator[RunningAdapter]:
     root = tmp_path_factory.mktemp("models")
     package = write_python_model(root / NAME)
     flags = (f"--model-roots={root}", "--http-data=127.0.0.1:0")
@@ -74,7 +73,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningAdapter
 
 
 @pytest.fixture
-def data(running: RunningAdapter) -> Iterator[Client]:
+def data(running) -> Iterator[Client]:
     with Client(running.listeners["http_data"]) as client:
         yield client
 
@@ -126,13 +125,3 @@ def test_its_refusals_and_connections_bear_its_name(running, data):
     with Client(running.admin) as admin:
         page = admin.get("/metrics").body.decode()
     assert 'triton_adapter_connections{listener="http_data"} 1.0' in page
-
-
-def test_shared_address_is_one_listener_for_all():
-    [port] = free_ports(1)
-    place = f"127.0.0.1:{port}"
-    with embedded_adapter(f"--http={place}", f"--http-data={place}") as adapter:
-        assert "http_data" not in adapter.listeners
-        with adapter.client() as client:
-            assert client.load("m", EXAMPLES / "identity").status == 200
-        unload_all(adapter)

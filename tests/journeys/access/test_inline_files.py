@@ -18,7 +18,7 @@ NAMES = ("brought", "echo")
 
 
 @pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningAdapter]:
+def running(tmp_path_factory) -> Iterator[RunningAdapter]:
     root = tmp_path_factory.mktemp("models")
     write_python_model(root / "echo")
     with embedded_adapter(f"--model-roots={root}", "--inline-files=off", COMPLETE) as adapter:
@@ -26,7 +26,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningAdapter
 
 
 @pytest.fixture
-def adapter(running: RunningAdapter) -> Iterator[RunningAdapter]:
+def adapter(running) -> Iterator[RunningAdapter]:
     yield running
     unload_all(running)
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.ports import free_ports
-from tests.running import Client, RunningAdapter, embedded_adapter
+from tests.running import EXAMPLES, Client, RunningAdapter, embedded_adapter
 
 pytestmark = pytest.mark.triton
 
@@ -64,12 +64,10 @@ def test_probing_commands_ask_the_metrics_listener(running, command):
 
 
 def test_shared_address_is_one_listener_with_all():
-    [port] = free_ports(1)
-    place = f"127.0.0.1:{port}"
-    with (
-        embedded_adapter(f"--admin={place}", f"--metrics={place}") as running,
-        Client(running.admin) as admin,
-    ):
-        assert "metrics" not in running.listeners
-        assert [admin.get(path).status for path in PROBES] == [200] * len(PROBES)
-        assert admin.get("/debug/state").status == 200
+    data, admin = (f"127.0.0.1:{port}" for port in free_ports(2))
+    flags = (f"--http={data}", f"--http-data={data}", f"--admin={admin}", f"--metrics={admin}")
+    with embedded_adapter(*flags) as running, Client(data) as http, Client(admin) as operator:
+        assert not {"http_data", "metrics"} & running.listeners.keys()
+        assert http.load("m", EXAMPLES / "identity").status == 200
+        assert [operator.get(path).status for path in PROBES] == [200] * len(PROBES)
+        assert operator.get("/debug/state").status == 200

@@ -33,14 +33,14 @@ PLAIN = (
 
 
 @pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def root(tmp_path_factory) -> Path:
     root = tmp_path_factory.mktemp("models")
     write_python_model(root / "echo")
     return root
 
 
 @pytest.fixture(scope="module")
-def published(root: Path) -> Iterator[RunningAdapter]:
+def published(root) -> Iterator[RunningAdapter]:
     listeners = ("http", "http-data", "admin", "metrics")
     flags = [f"--{name}=0.0.0.0:0" for name in listeners]
     flags += [f"--model-roots={root}", "--allowed-hosts=app.example"]
@@ -51,7 +51,7 @@ def published(root: Path) -> Iterator[RunningAdapter]:
 
 
 @pytest.fixture(scope="module")
-def guarded(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningAdapter]:
+def guarded(root, tmp_path_factory) -> Iterator[RunningAdapter]:
     file = tmp_path_factory.mktemp("secret") / "token"
     file.write_text(TOKEN)
     flags = [f"--model-roots={root}", "--http=0.0.0.0:0"]

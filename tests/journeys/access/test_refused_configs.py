@@ -48,7 +48,7 @@ FAULTS = {
 
 
 @pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def root(tmp_path_factory) -> Path:
     root = tmp_path_factory.mktemp("models")
     write_python_model(root / "good")
     for name, (text, _) in FAULTS.items():
@@ -59,7 +59,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def adapter(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningAdapter]:
+def adapter(root, tmp_path_factory) -> Iterator[RunningAdapter]:
     flags = (
         f"--model-roots={root}",
         f"--model-store={root}",

@@ -63,7 +63,7 @@ def write_model(folder: Path, config: str) -> Path:
 
 
 @pytest.fixture(scope="module")
-def open_adapter(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningAdapter]:
+def open_adapter(tmp_path_factory) -> Iterator[RunningAdapter]:
     """Open all listeners and all of `passthrough`; tell models of headers that begin with X-T.
 
     The model "m" has an output of strings. The store has the model "varying", which has none.
@@ -86,7 +86,7 @@ def open_adapter(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningAd
 
 
 @pytest.fixture
-def alive(open_adapter: RunningAdapter) -> Iterator[RunningAdapter]:
+def alive(open_adapter) -> Iterator[RunningAdapter]:
     """The adapter, whose Triton has to be the same one after the test."""
     before = tritonserver(open_adapter)
     yield open_adapter

@@ -12,7 +12,7 @@ LIMIT = 1 << 30
 
 
 @pytest.fixture(scope="module")
-def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def packages(tmp_path_factory) -> Path:
     """`echo` answers with its input; `slow` is loaded once the file `go` is there."""
     folder = tmp_path_factory.mktemp("packages")
     write_python_model(folder / "echo")
@@ -26,14 +26,14 @@ def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def running(packages: Path) -> Iterator[RunningAdapter]:
+def running(packages) -> Iterator[RunningAdapter]:
     flags = (f"--model-roots={packages}", f"--memory-limit={LIMIT}")
     with embedded_adapter(*flags, COMPLETE) as adapter:
         yield adapter
 
 
 @pytest.fixture
-def adapter(running: RunningAdapter, packages: Path) -> Iterator[RunningAdapter]:
+def adapter(running, packages) -> Iterator[RunningAdapter]:
     yield running
     (packages / "go").touch()  # what a failed test may have left in the middle of its load
     unload_all(running)
@@ -41,6 +41,6 @@ def adapter(running: RunningAdapter, packages: Path) -> Iterator[RunningAdapter]
 
 
 @pytest.fixture
-def environ(adapter: RunningAdapter) -> dict[str, str]:
+def environ(adapter) -> dict[str, str]:
     """The adapter's settings, as the commands read them."""
     return {"ADAPTER_HTTP": adapter.http, "ADAPTER_ADMIN": adapter.admin}

@@ -22,7 +22,7 @@ self.held = numpy.ones(int(pathlib.Path({size!r}).read_text()) * 2**20, numpy.ui
 
 
 @pytest.fixture(scope="module")
-def adapter(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningAdapter]:
+def adapter(tmp_path_factory) -> Iterator[RunningAdapter]:
     root = tmp_path_factory.getbasetemp()
     flags = ("--memory-source=host", f"--memory-limit={_LIMIT}", f"--model-roots={root}")
     with embedded_adapter(*flags, COMPLETE, environ={"ADAPTER_CONTROL_TOKEN": _TOKEN}) as adapter:
@@ -30,7 +30,7 @@ def adapter(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningAdapter
 
 
 @pytest.fixture
-def client(adapter: RunningAdapter) -> Iterator[Client]:
+def client(adapter) -> Iterator[Client]:
     with adapter.client() as client:
         client.headers = {"Authorization": f"Bearer {_TOKEN}"}
         yield client
@@ -51,7 +51,7 @@ class Package:
 
 
 @pytest.fixture
-def package(tmp_path: Path) -> Package:
+def package(tmp_path) -> Package:
     return Package(tmp_path)
 
 
@@ -61,9 +61,7 @@ def forget(adapter: RunningAdapter, name: str, *flags: str) -> tuple[int, str, s
     return done.returncode, done.stdout.decode(), done.stderr.decode()
 
 
-def test_too_large_model_is_tried_after_forget(
-    adapter: RunningAdapter, client: Client, package: Package
-) -> None:
+def test_too_large_model_is_tried_after_forget(adapter, client, package):
     package.set_size(600)
     for _ in range(2):
         refused = client.load("grown", package.path)
@@ -81,9 +79,7 @@ def test_too_large_model_is_tried_after_forget(
     adapter.wait_for("memory.forgotten", model_id="grown")
 
 
-def test_measured_size_is_forgotten(
-    adapter: RunningAdapter, client: Client, package: Package
-) -> None:
+def test_measured_size_is_forgotten(adapter, client, package):
     package.set_size(150)
     assert client.load("shrunk", package.path).status == 200
     assert client.unload("shrunk").status == 200
@@ -100,7 +96,7 @@ def test_measured_size_is_forgotten(
     assert client.load("shrunk", package.path).status == 200
 
 
-def test_forget_refuses_unknown_names_and_callers(adapter: RunningAdapter) -> None:
+def test_forget_refuses_unknown_names_and_callers(adapter):
     code, _, err = forget(adapter, "never-loaded")
     assert code == 1
     assert "404: nothing was learned of model 'never-loaded'" in err
@@ -115,9 +111,3 @@ def test_forget_refuses_unknown_names_and_callers(adapter: RunningAdapter) -> No
             400,
             {"error": "model_id: the name of a model is missing"},
         )
-
-
-def test_help_of_forget_says_what_happens() -> None:
-    text = " ".join(run("help", "forget", environ={}).stdout.decode().split())
-    assert "The adapter measures a package when it loads it" in text
-    assert "the next load is tried anew" in text

@@ -4,7 +4,6 @@ import json
 import shlex
 import subprocess
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -28,7 +27,7 @@ def list_models(environ: dict[str, str], *argv: str) -> dict[str, dict[str, Any]
 
 
 @pytest.fixture(scope="module")
-def adapter(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningAdapter]:
+def adapter(tmp_path_factory) -> Iterator[RunningAdapter]:
     folder = tmp_path_factory.mktemp("store")
     store = Store(folder)
     for name in ("called.tar.gz", "team-a/idle.tar.gz"):
@@ -46,11 +45,11 @@ def adapter(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningAdapter
 
 
 @pytest.fixture
-def environ(adapter: RunningAdapter) -> dict[str, str]:
+def environ(adapter) -> dict[str, str]:
     return {"ADAPTER_HTTP": adapter.http, "ADAPTER_ADMIN": adapter.admin}
 
 
-def test_list_has_places_sizes_and_failures(environ) -> None:
+def test_list_has_places_sizes_and_failures(environ):
     models = list_models(environ)
 
     assert list(models) == ["broken.tar.gz", "called.tar.gz", "folder", "team-a/idle.tar.gz"]
@@ -67,7 +66,7 @@ def test_list_has_places_sizes_and_failures(environ) -> None:
     assert models["folder"]["package_bytes"] > 0
 
 
-def test_slash_before_a_key_names_no_model(adapter: RunningAdapter) -> None:
+def test_slash_before_a_key_names_no_model(adapter):
     """The store without a name is no first part of a name: the model would be loaded twice."""
     with adapter.client() as client:
         reply = client.post("/v2/models/%2Fcalled.tar.gz/infer", infer_body(0.0))
@@ -77,7 +76,7 @@ def test_slash_before_a_key_names_no_model(adapter: RunningAdapter) -> None:
     assert (reply.status, shown.status) == (404, 404)
 
 
-def test_list_prints_a_table(environ) -> None:
+def test_list_prints_a_table(environ):
     listed = run("list", environ=environ)
 
     title, broken, called, *_ = listed.stdout.decode().splitlines()
@@ -90,7 +89,7 @@ def test_list_prints_a_table(environ) -> None:
     assert listed.stderr == b""
 
 
-def test_list_takes_a_filter_and_a_limit(environ) -> None:
+def test_list_takes_a_filter_and_a_limit(environ):
     assert list(list_models(environ, "team-a/*")) == ["team-a/idle.tar.gz"]
     assert list(list_models(environ, "FOLD")) == ["folder"]
 
@@ -101,14 +100,14 @@ def test_list_takes_a_filter_and_a_limit(environ) -> None:
     assert list(list_models(environ, after)) == ["folder", "team-a/idle.tar.gz"]
 
 
-def test_list_says_that_no_model_matches(environ) -> None:
+def test_list_says_that_no_model_matches(environ):
     listed = run("list", "nobody", environ=environ)
 
     assert (listed.returncode, listed.stdout) == (0, b"")
     assert b"no store has such a model" in listed.stderr
 
 
-def test_show_has_a_line_that_calls_the_model(environ) -> None:
+def test_show_has_a_line_that_calls_the_model(environ):
     shown = run("show", "called.tar.gz", environ=environ)
 
     assert shown.returncode == 0, shown.stderr
@@ -122,7 +121,7 @@ def test_show_has_a_line_that_calls_the_model(environ) -> None:
     assert json.loads(called.stdout)["outputs"]
 
 
-def test_show_says_that_the_size_was_measured(environ) -> None:
+def test_show_says_that_the_size_was_measured(environ):
     """It agrees with `ps`: what the load had guessed from the files is no longer the size."""
     shown = run("show", "called.tar.gz", environ=environ)
     listed = run("ps", "--json", environ=environ)
@@ -133,7 +132,7 @@ def test_show_says_that_the_size_was_measured(environ) -> None:
     assert memory.endswith("(measured)")
 
 
-def test_show_has_a_model_of_the_store(environ) -> None:
+def test_show_has_a_model_of_the_store(environ):
     shown = run("show", "team-a/idle", "--json", environ=environ)
 
     model = json.loads(shown.stdout)
@@ -141,7 +140,7 @@ def test_show_has_a_model_of_the_store(environ) -> None:
     assert model["example"].endswith("/v2/models/team-a%2Fidle/infer --data @REQUEST.json")
 
 
-def test_show_of_unknown_name_gives_advice(environ) -> None:
+def test_show_of_unknown_name_gives_advice(environ):
     shown = run("show", "nobody", environ=environ)
 
     assert shown.returncode == 1
@@ -149,7 +148,7 @@ def test_show_of_unknown_name_gives_advice(environ) -> None:
     assert b"triton-adapter list" in shown.stderr
 
 
-def test_index_of_the_store_has_unloaded_models(adapter: RunningAdapter) -> None:
+def test_index_of_the_store_has_unloaded_models(adapter):
     """It names them as Triton's index does those of its repository."""
     with adapter.client() as client:
         path = "/v2/repository/index"
@@ -170,7 +169,7 @@ def test_index_of_the_store_has_unloaded_models(adapter: RunningAdapter) -> None
     assert (refused.status, "repository_name" in refused.error) == (400, True)
 
 
-def test_grpc_index_of_the_store_has_unloaded_models(adapter: RunningAdapter) -> None:
+def test_grpc_index_of_the_store_has_unloaded_models(adapter):
     with grpc.insecure_channel(adapter.grpc) as channel:
         ask = channel.unary_unary("/inference.GRPCInferenceService/RepositoryIndex")
         message = pb.RepositoryIndexRequest(repository_name="store").SerializeToString()
@@ -190,14 +189,14 @@ def test_grpc_index_of_the_store_has_unloaded_models(adapter: RunningAdapter) ->
         ("name=", 404, "no store has it"),
     ],
 )
-def test_admin_refuses_odd_queries(adapter: RunningAdapter, query, status, reason) -> None:
+def test_admin_refuses_odd_queries(adapter, query, status, reason):
     with Client(adapter.admin) as admin:
         reply = admin.get(f"/store/models?{query}")
 
     assert (reply.status, reason in reply.error) == (status, True), reply.body
 
 
-def test_list_before_a_bucket_and_endpoints(tmp_path: Path) -> None:
+def test_list_before_a_bucket_and_endpoints(tmp_path):
     """A deleted object is not listed any more unless it is loaded, and an endpoint's models have
     its name.
     """
@@ -231,7 +230,7 @@ def test_list_before_a_bucket_and_endpoints(tmp_path: Path) -> None:
             assert [models[name]["is_outdated"] for name in names[1:]] == [True, False, False]
 
 
-def test_line_of_show_calls_a_model_that_left(tmp_path: Path) -> None:
+def test_line_of_show_calls_a_model_that_left(tmp_path):
     """Without on_demand only the endpoint loads a model: a line of V2 would be 404 by then."""
     write_python_model(tmp_path / "store" / "m")
     flags = (f"--model-store={tmp_path / 'store'}", f"--cache-dir={tmp_path / 'cache'}")
@@ -251,7 +250,7 @@ def test_line_of_show_calls_a_model_that_left(tmp_path: Path) -> None:
     assert json.loads(called.stdout)["outputs"]
 
 
-def test_list_without_a_store_is_refused(tmp_path: Path) -> None:
+def test_list_without_a_store_is_refused(tmp_path):
     package = write_python_model(tmp_path / "m")
     with embedded_adapter(f"--model-roots={tmp_path}", COMPLETE) as adapter:
         environ = {"ADAPTER_ADMIN": adapter.admin, "ADAPTER_HTTP": adapter.http}

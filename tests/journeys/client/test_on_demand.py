@@ -45,7 +45,7 @@ def packed(folder: Path) -> bytes:
     return kept.getvalue()
 
 
-async def test_ps_shows_the_progress_of_a_fetch(tmp_path: Path) -> None:
+async def test_ps_shows_the_progress_of_a_fetch(tmp_path):
     go = asyncio.Event()
     async with web_server() as server:
         server.pages[f"/{NAME}"] = Page(packed(tmp_path / "m"))

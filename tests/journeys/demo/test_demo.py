@@ -44,7 +44,7 @@ def remains(folder: Path) -> list[Path]:
 
 
 @pytest.mark.nightly
-def test_demo_succeeds_and_leaves_nothing_beside_a_gpu(folder: Path, tmp_path: Path) -> None:
+def test_demo_succeeds_and_leaves_nothing_beside_a_gpu(folder, tmp_path):
     gpus = ScriptedGpus(tmp_path / "gpus")
     gpus.add("GPU-a", 80 * 2**30)
     process = start(folder, **driver_environ(gpus))
@@ -56,7 +56,7 @@ def test_demo_succeeds_and_leaves_nothing_beside_a_gpu(folder: Path, tmp_path: P
     assert remains(folder) == []
 
 
-def test_demo_names_the_failed_step_and_exits_1(folder: Path) -> None:
+def test_demo_names_the_failed_step_and_exits_1(folder):
     process = start(folder, "--memory-limit=100MiB")
     out, err = process.communicate(timeout=120)
 
@@ -68,7 +68,7 @@ def test_demo_names_the_failed_step_and_exits_1(folder: Path) -> None:
     assert remains(folder) == []
 
 
-def test_demo_shows_the_log_when_serve_fails(folder: Path) -> None:
+def test_demo_shows_the_log_when_serve_fails(folder):
     process = start(folder, "--tritonserver=/nowhere")
     _, err = process.communicate(timeout=60)
 
@@ -80,9 +80,7 @@ def test_demo_shows_the_log_when_serve_fails(folder: Path) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("is_starting", [True, False])
-def test_demo_leaves_nothing_when_stopped_by_a_signal(
-    folder: Path, number: signal.Signals, is_starting: bool
-) -> None:
+def test_demo_leaves_nothing_when_stopped_by_a_signal(folder, number, is_starting):
     """A signal during the start finds a process that the script has not yet waited for."""
     process = start(folder)
     assert process.stdout is not None

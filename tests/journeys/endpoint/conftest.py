@@ -47,12 +47,12 @@ _NUMBERS = count()
 
 
 @pytest.fixture(scope="module")
-def bucket(s3: str) -> Bucket:
+def bucket(s3) -> Bucket:
     return Bucket(s3, f"models-{next(_NUMBERS)}")
 
 
 @pytest.fixture(scope="module")
-def served(bucket: Bucket, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningAdapter]:
+def served(bucket, tmp_path_factory) -> Iterator[RunningAdapter]:
     """An adapter in whose bucket NAMES are, loaded and pinned."""
     for name in NAMES:
         bucket.put_model(name, EXAMPLES / "identity")
@@ -72,28 +72,26 @@ def served(bucket: Bucket, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 
 @pytest.fixture(scope="module")
-def runtime(served: RunningAdapter) -> Iterator[Any]:
+def runtime(served) -> Iterator[Any]:
     with closing(client_of(served.http)) as client:
         yield client
 
 
 @pytest.fixture
-def own_runtime(served: RunningAdapter) -> Iterator[Any]:
+def own_runtime(served) -> Iterator[Any]:
     """A client that a test may change or cut off."""
     with closing(client_of(served.http)) as client:
         yield client
 
 
 @pytest.fixture
-def caller(served: RunningAdapter) -> Iterator[Client]:
+def caller(served) -> Iterator[Client]:
     with served.client() as client:
         yield client
 
 
 @pytest.fixture
-def add_model(
-    served: RunningAdapter, bucket: Bucket, tmp_path: Path
-) -> Iterator[Callable[..., str]]:
+def add_model(served, bucket, tmp_path) -> Iterator[Callable[..., str]]:
     """Put a model into the bucket and load it; a call does not evict it."""
     added: list[str] = []
 
@@ -112,13 +110,13 @@ def add_model(
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
+def store(tmp_path) -> Store:
     (path := tmp_path / "store").mkdir()
     return Store(path)
 
 
 @pytest.fixture
-def start(store: Store, tmp_path: Path) -> Iterator[Callable[..., Caller]]:
+def start(store, tmp_path) -> Iterator[Callable[..., Caller]]:
     """Start an adapter in front of the store; ended after the test."""
     with ExitStack() as stack:
 

@@ -26,7 +26,7 @@ PROGRAM = EXAMPLES.parent / "fleet" / "by_model.py"
 
 
 @pytest.fixture(scope="module")
-def caller(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Caller]:
+def caller(tmp_path_factory) -> Iterator[Caller]:
     """A store of five models, each of which adds its place in the alphabet."""
     folder = tmp_path_factory.mktemp("by-model")
     (folder / "store").mkdir()
@@ -68,7 +68,7 @@ class Recorded(grpc.GenericRpcHandler):
         return grpc.unary_unary_rpc_method_handler(lambda _request, _context: b"")
 
 
-def test_example_client_names_model_of_each_call(by_model: Any):
+def test_example_client_names_model_of_each_call(by_model):
     assert issubclass(by_model.InferenceServerClient, InferenceServerClient)
     assert issubclass(by_model.AsyncInferenceServerClient, AsyncInferenceServerClient)
     server, recorded = grpc.server(ThreadPoolExecutor(1)), Recorded()
@@ -93,7 +93,7 @@ def test_example_client_names_model_of_each_call(by_model: Any):
     server.stop(None)
 
 
-def test_mesh_models_are_left_to_the_mesh(caller: Caller):
+def test_mesh_models_are_left_to_the_mesh(caller):
     """Its id is in the metadata alone, or is another than the message has."""
     with calls_to(caller.adapter.grpc) as calls:
         for name in ("", "another"):
@@ -106,7 +106,7 @@ def test_mesh_models_are_left_to_the_mesh(caller: Caller):
     assert caller.loaded() == []
 
 
-def test_models_named_in_metadata_load_on_demand(caller: Caller, by_model: Any):
+def test_models_named_in_metadata_load_on_demand(caller, by_model):
     with by_model.InferenceServerClient(caller.adapter.grpc) as client:
         for _ in range(2):  # loaded, then there
             assert client.infer("a.tar.gz", [tensor()]).as_numpy("OUT")[0] == 1
@@ -122,7 +122,7 @@ def test_models_named_in_metadata_load_on_demand(caller: Caller, by_model: Any):
     assert caller.loaded() == ["a.tar.gz", "c", "team/b"]
 
 
-def test_stream_loads_the_model_it_names_first(caller: Caller, by_model: Any):
+def test_stream_loads_the_model_it_names_first(caller, by_model):
     answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
     with by_model.InferenceServerClient(caller.adapter.grpc) as client:
         client.start_stream(
@@ -135,14 +135,14 @@ def test_stream_loads_the_model_it_names_first(caller: Caller, by_model: Any):
         client.stop_stream()
 
 
-def test_the_program_prints_what_a_model_answers(caller: Caller):
+def test_the_program_prints_what_a_model_answers(caller):
     command = [sys.executable, PROGRAM, caller.adapter.grpc, "e.tar.gz"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout) == (0, "[6.0, 7.0]\n"), done.stderr
 
 
 # keep it last: it ends Triton
-def test_call_after_tritons_end_loads_named_model(caller: Caller, by_model: Any):
+def test_call_after_tritons_end_loads_named_model(caller, by_model):
     with by_model.InferenceServerClient(caller.adapter.grpc) as client:
         client.infer("a.tar.gz", [tensor()])
         caller.end_triton()

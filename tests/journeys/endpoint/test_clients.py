@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from tests.buckets import Bucket
 from tests.constants import STAY, STORE
 from tests.journeys.endpoint.conftest import KEYS
 from tests.running import COMPLETE, Client, RunningAdapter, embedded_adapter
@@ -139,7 +138,7 @@ Environment = Callable[..., Path]
 
 
 @pytest.fixture(scope="module")
-def environment_of(request: pytest.FixtureRequest) -> Environment:
+def environment_of(request) -> Environment:
     def make(*requirements: str) -> Path:
         """Return the folder of its commands."""
         assert request.config.cache is not None
@@ -155,7 +154,7 @@ def environment_of(request: pytest.FixtureRequest) -> Environment:
 
 
 @pytest.fixture(scope="module")
-def small(bucket: Bucket, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningAdapter]:
+def small(bucket, tmp_path_factory) -> Iterator[RunningAdapter]:
     """Room for two models; each client has its own in the bucket. The store `gone` is not there."""
     folder = tmp_path_factory.mktemp("small")
     for client in CLIENTS:
@@ -211,12 +210,8 @@ def check_retries(expected: list[object], retries: int) -> None:
     ids=["boto3", "aiobotocore", "sagemaker"],
 )
 def test_python_client_gets_answers_streams_and_errors(
-    small: RunningAdapter,
-    environment_of: Environment,
-    client: str,
-    requirements: list[str],
-    program: str,
-) -> None:
+    small, environment_of, client, requirements, program
+):
     plan = [(endpoint, f"{client}/{name}") for endpoint, name, _ in PLAN]
     given = f"PLAN, BODY = {plan!r}, {BODY!r}\n"
     done = run(small, environment_of(*requirements) / "python", "-c", given + GIVEN + program)
@@ -230,9 +225,7 @@ def test_python_client_gets_answers_streams_and_errors(
     assert (streamed["model_name"], streamed["outputs"][0]["data"]) == (f"any/{plan[0][1]}", [1.0])
 
 
-def test_aws_command_line_gets_answers_and_errors(
-    small: RunningAdapter, environment_of: Environment, tmp_path: Path
-) -> None:
+def test_aws_command_line_gets_answers_and_errors(small, environment_of, tmp_path):
     body, out = tmp_path / "body.json", tmp_path / "out.json"
     body.write_text(BODY)
     aws = environment_of("awscli") / "aws"

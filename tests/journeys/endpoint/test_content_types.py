@@ -1,13 +1,9 @@
 """Content types of models with one input, as boto3 sends them to the endpoint."""
 
 import json
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 from botocore.exceptions import ClientError
-
-from tests.running import Client
 
 pytestmark = pytest.mark.triton
 
@@ -22,9 +18,7 @@ parameters { key: "adapter_content_types" value { string_value: "text/csv" } }
 NPY = "application/x-npy"
 
 
-def test_original_message_matches_the_models_own_path(
-    runtime: Any, caller: Client, add_model: Callable[..., str]
-) -> None:
+def test_original_message_matches_the_models_own_path(runtime, caller, add_model):
     name = add_model("refusing", config=CONFIG)
     for body, content_type, accept in (
         *((b"1", "image/png", ""), (b"1", "text/csv", "image/png"), (b"1,x", "text/csv", "")),
@@ -47,7 +41,7 @@ def test_original_message_matches_the_models_own_path(
         assert json.loads(found["OriginalMessage"]) == reply.json()
 
 
-def test_boto3_has_csv_back(runtime: Any, add_model: Callable[..., str]) -> None:
+def test_boto3_has_csv_back(runtime, add_model):
     given = {"EndpointName": "any", "TargetModel": add_model("typed", config=CONFIG)}
     given |= {"Body": b"1,2\n3,4\n", "ContentType": "text/csv"}
     answer = runtime.invoke_endpoint(**given, Accept="text/csv")

@@ -2,18 +2,15 @@
 
 import json
 import re
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 from botocore.exceptions import ClientError
 
-from tests.asking import Gate, RawConnection, background, binary_request, sized
-from tests.buckets import Bucket
+from tests.asking import RawConnection, background, binary_request, sized
 from tests.cases import rows
 from tests.journeys.endpoint.conftest import NAMES
-from tests.running import Client, Reply, RunningAdapter, wait_until
+from tests.running import Client, Reply, wait_until
 from tests.trees import write_python_model
 
 pytestmark = pytest.mark.triton
@@ -37,7 +34,7 @@ def refusal(runtime: Any, target: str = "plain", **members: Any) -> ClientError:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_boto3_has_answer_under_asked_name(runtime: Any, name: str) -> None:
+def test_boto3_has_answer_under_asked_name(runtime, name):
     answer = invoke(runtime, name, ContentType="application/json")
     body = json.loads(answer["Body"].read())
     assert body["model_name"] == name
@@ -48,7 +45,7 @@ def test_boto3_has_answer_under_asked_name(runtime: Any, name: str) -> None:
     assert answer["ResponseMetadata"]["HTTPStatusCode"] == 200
 
 
-def test_answers_have_request_id_and_cache_use(runtime: Any, caller: Client) -> None:
+def test_answers_have_request_id_and_cache_use(runtime, caller):
     headers = invoke(runtime)["ResponseMetadata"]["HTTPHeaders"]
     assert headers["x-triton-adapter-cache"] == "hit"
     ids = {headers["x-amzn-requestid"]}
@@ -60,26 +57,24 @@ def test_answers_have_request_id_and_cache_use(runtime: Any, caller: Client) -> 
     assert all(UUID.fullmatch(one) for one in ids)
 
 
-def test_inference_component_names_the_model_without_target(runtime: Any) -> None:
+def test_inference_component_names_the_model_without_target(runtime):
     answer = invoke(runtime, "", InferenceComponentName=NAMES[1], TargetVariant="blue")
     assert json.loads(answer["Body"].read())["model_name"] == NAMES[1]
     assert answer["InvokedProductionVariant"] == "blue"
 
 
-def test_custom_attributes_do_not_return_by_themselves(runtime: Any) -> None:
+def test_custom_attributes_do_not_return_by_themselves(runtime):
     answer = invoke(runtime, CustomAttributes="trace=7", InferenceId="one", PrefixAwareId="p")
     assert "CustomAttributes" not in answer
 
 
-def test_custom_attributes_reach_a_forwarding_model(
-    runtime: Any, add_model: Callable[..., str]
-) -> None:
+def test_custom_attributes_reach_a_forwarding_model(runtime, add_model):
     name = add_model("curious", answer="raise RuntimeError(request.parameters())")
     error = refusal(runtime, name, CustomAttributes="trace=7")
     assert "trace=7" in error.response["OriginalMessage"]
 
 
-def test_bodies_above_awss_limit_are_served(runtime: Any) -> None:
+def test_bodies_above_awss_limit_are_served(runtime):
     body, size = binary_request(3_000_000)
     answer = invoke(runtime, NAMES[1], Body=body, ContentType=sized(size)["Content-Type"])
     found, length = answer["Body"].read(), int(answer["ContentType"].partition("=")[2])
@@ -109,9 +104,7 @@ def test_bodies_above_awss_limit_are_served(runtime: Any) -> None:
         ({"TargetModel": "none/such.tar.gz"}, "key: models/none/such.tar.gz)"),
     ],
 )
-def test_unacceptable_call_is_validation_error_with_reason(
-    runtime: Any, members: dict[str, str], said: str
-) -> None:
+def test_unacceptable_call_is_validation_error_with_reason(runtime, members, said):
     error = refusal(runtime, **members)
     assert error.response["Error"]["Code"] == "ValidationError"
     assert error.response["ResponseMetadata"]["HTTPStatusCode"] == 400
@@ -119,19 +112,19 @@ def test_unacceptable_call_is_validation_error_with_reason(
     assert said in error.response["Error"]["Message"]
 
 
-def test_all_that_is_wrong_is_said_at_once(runtime: Any) -> None:
+def test_all_that_is_wrong_is_said_at_once(runtime):
     error = refusal(runtime, EndpointName="a_b", TargetVariant="c_d")
     assert error.response["Error"]["Message"].startswith("2 validation errors detected: ")
 
 
-def test_call_without_target_names_the_missing_header(runtime: Any) -> None:
+def test_call_without_target_names_the_missing_header(runtime):
     error = refusal(runtime, "")
     request_id = error.response["ResponseMetadata"]["RequestId"]
     said = f"Request {request_id} is missing a target model header"
     assert error.response["Error"]["Message"].startswith(said)
 
 
-def test_a_target_that_is_there_twice_is_refused(served: Any) -> None:
+def test_a_target_that_is_there_twice_is_refused(served):
     body = json.dumps(BODY).encode()
     head = (
         b"POST /endpoints/any/invocations HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n"
@@ -143,7 +136,7 @@ def test_a_target_that_is_there_twice_is_refused(served: Any) -> None:
     assert (status, b"'targetModel' is there 2 times" in said) == (400, True)
 
 
-def test_asynchronous_calls_are_refused(runtime: Any) -> None:
+def test_asynchronous_calls_are_refused(runtime):
     with pytest.raises(ClientError, match="does not support asynchronous") as raised:
         runtime.invoke_endpoint_async(EndpointName="any", InputLocation="s3://a/b")
     assert raised.value.response["Error"]["Code"] == "ValidationError"
@@ -151,9 +144,7 @@ def test_asynchronous_calls_are_refused(runtime: Any) -> None:
 
 @pytest.mark.of_triton("2.51", "2.73", "its words for a bad request")
 @rows(("body", "said"), [(b'{"inputs": []}', "expected 1 inputs"), (b"{", "parse")])
-def test_models_refusal_is_parsed_as_model_error(
-    runtime: Any, caller: Client, body: bytes, said: str
-) -> None:
+def test_models_refusal_is_parsed_as_model_error(runtime, caller, body, said):
     error = refusal(runtime, Body=body)
     assert isinstance(error, runtime.exceptions.ModelError)
     found = error.response
@@ -175,7 +166,7 @@ def test_models_refusal_is_parsed_as_model_error(
     assert reply.json()["ErrorCode"] == "CLIENT_ERROR_FROM_MODEL"
 
 
-def test_raising_model_is_a_server_error(runtime: Any, add_model: Callable[..., str]) -> None:
+def test_raising_model_is_a_server_error(runtime, add_model):
     name = add_model("raises", answer="raise RuntimeError('so it is ' + 'x' * 3000)")
     found = refusal(runtime, name).response
     assert found["OriginalStatusCode"] == 500
@@ -184,9 +175,7 @@ def test_raising_model_is_a_server_error(runtime: Any, add_model: Callable[..., 
     assert len(found["Error"]["Message"]) == len(found["OriginalMessage"]) == 2048
 
 
-def test_callers_too_many_are_told_when_to_return(
-    served: RunningAdapter, caller: Client, bucket: Bucket, gate: Gate, tmp_path: Path
-) -> None:
+def test_callers_too_many_are_told_when_to_return(served, caller, bucket, gate, tmp_path):
     crowded = write_python_model(tmp_path / "crowded", initialize=gate.statements)
     bucket.put_model("crowded", crowded)
 
@@ -209,7 +198,7 @@ def test_callers_too_many_are_told_when_to_return(
     assert caller.unload("crowded").status == 200
 
 
-def test_refusals_request_id_is_in_the_log(runtime: Any, served: Any) -> None:
+def test_refusals_request_id_is_in_the_log(runtime, served):
     request_id = refusal(runtime, "none").response["ResponseMetadata"]["RequestId"]
     line = served.wait_for("request.failed", aws_request_id=request_id)
     assert (line["status"], line["model_id"], line["target_model"]) == (400, "none", "none")

@@ -3,7 +3,6 @@ Triton and a folder as the store.
 """
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -20,7 +19,7 @@ def model_error(caller, key: str) -> str:
     return json.loads(refusal["OriginalMessage"])["error"]
 
 
-def test_package_without_model_says_what_to_give(start, store, tmp_path: Path):
+def test_package_without_model_says_what_to_give(start, store, tmp_path):
     """Triton would take the end of a key for a backend, `gz`, and say that it lacks that."""
     (store.path / "lone").mkdir()
     code = write_python_model(tmp_path / "draft") / "1/model.py"
@@ -46,7 +45,7 @@ def test_package_without_model_says_what_to_give(start, store, tmp_path: Path):
     assert "backend '" not in reason
 
 
-def test_answers_have_no_path_of_the_machine(start, store, tmp_path: Path):
+def test_answers_have_no_path_of_the_machine(start, store, tmp_path):
     """The log says where the store is."""
     store.put("team/a.tar.gz", 1)
     (store.path / "broken.tar.gz").write_bytes(b"no archive")
@@ -55,6 +54,8 @@ def test_answers_have_no_path_of_the_machine(start, store, tmp_path: Path):
     caller = start()
     caller.invoke("team/a.tar.gz")
     answers = [caller.refused(key) for key in ("missing", "broken.tar.gz", "out", "locked")]
+    assert "key: missing" in answers[0][1]["Message"]
+    assert "key: broken.tar.gz" in answers[1][1]["Message"]
     (store.path).rename(store.path.with_name("away"))
     answers.append(caller.refused("other"))
     assert [status for status, _ in answers] == [400, 400, 400, 424, 503]

@@ -10,7 +10,6 @@ import pytest
 from tritonclient.grpc import InferenceServerClient, InferInput
 from tritonclient.utils import InferenceServerException
 
-from tests.journeys.endpoint.folder_store import Store
 from tests.running import wait_until
 
 pytestmark = pytest.mark.triton
@@ -43,7 +42,7 @@ def states(caller) -> list[str]:
 @pytest.mark.parametrize(
     ("size", "metadata"), [(5 * MIB, {}), (20 * MIB, {"mm_model_id": "a.tar.gz"})]
 )
-def test_a_large_call_loads_its_model(start, store: Store, size, metadata):
+def test_a_large_call_loads_its_model(start, store, size, metadata):
     store.put("a.tar.gz", 2)
     caller = start("--on-demand")
     for _ in range(2):  # loaded, then there
@@ -51,7 +50,7 @@ def test_a_large_call_loads_its_model(start, store: Store, size, metadata):
         assert (answer.size, set(answer)) == (size // 4, {3.0})
 
 
-def test_large_call_waits_only_for_own_model(start, store: Store, gate):
+def test_large_call_waits_only_for_own_model(start, store, gate):
     store.put("slow.tar.gz", 2, initialize=gate.statements)
     store.put("a.tar.gz", 1)
     caller = start("--on-demand")
@@ -68,7 +67,7 @@ def test_large_call_waits_only_for_own_model(start, store: Store, gate):
     assert set(result.as_numpy("OUT")) == {3.0}
 
 
-def test_caller_leaving_a_waiting_large_call_leaves_nothing(start, store: Store, gate):
+def test_caller_leaving_a_waiting_large_call_leaves_nothing(start, store, gate):
     store.put("slow.tar.gz", 2, initialize=gate.statements)
     caller = start("--on-demand")
     with InferenceServerClient(caller.adapter.grpc) as client:
@@ -87,7 +86,7 @@ def test_caller_leaving_a_waiting_large_call_leaves_nothing(start, store: Store,
     assert [line for line in list(caller.adapter.lines) if line["level"] == "error"] == []
 
 
-def test_large_call_learns_why_its_model_failed(start, store: Store):
+def test_large_call_learns_why_its_model_failed(start, store):
     store.put("a.tar.gz", 1)
     caller = start("--on-demand")
     code, text = refused(caller, "missing.tar.gz", 5 * MIB)

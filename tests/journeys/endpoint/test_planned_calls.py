@@ -2,17 +2,13 @@
 
 import json
 import shutil
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
 from tests.asking import binary_request, sized
-from tests.buckets import Bucket
 from tests.journeys.endpoint.conftest import NAMES
-from tests.journeys.endpoint.folder_store import Caller, Store
 from tests.journeys.endpoint.test_invoke import BODY
-from tests.running import Client, Reply
+from tests.running import Reply
 from tests.trees import write_python_model
 
 pytestmark = pytest.mark.triton
@@ -45,7 +41,7 @@ def told(reply: Reply, name: str) -> tuple[object, ...]:
 @pytest.mark.parametrize(
     "kind", ["json", "binary", "long json", "long binary", "wrong", "no json", "variant"]
 )
-def test_planned_and_handled_calls_are_answered_alike(caller: Client, name: str, kind: str) -> None:
+def test_planned_and_handled_calls_are_answered_alike(caller, name, kind):
     body, headers = json.dumps(BODY).encode(), {TARGET: name}
     match kind:
         case "binary" | "long binary":
@@ -75,7 +71,7 @@ def test_planned_and_handled_calls_are_answered_alike(caller: Client, name: str,
         {TARGET: "plain", "X-Amzn-SageMaker-Inference-Id": "i" * 65},
     ],
 )
-def test_what_is_refused_is_refused_alike(caller: Client, headers: dict[str, str]) -> None:
+def test_what_is_refused_is_refused_alike(caller, headers):
     name = headers.get(TARGET, "none")
     kinds = ({}, HANDLED)
     planned, handled = (told(caller.post(PATH, BODY, headers | more), name) for more in kinds)
@@ -83,7 +79,7 @@ def test_what_is_refused_is_refused_alike(caller: Client, headers: dict[str, str
     assert planned[0] == 400
 
 
-def test_recently_broken_archive_is_refused_alike(caller: Client, bucket: Bucket) -> None:
+def test_recently_broken_archive_is_refused_alike(caller, bucket):
     bucket.put({"models/broken.tar.gz": b"this is none"})
     asked = {TARGET: "broken.tar.gz"}
     first = told(caller.post(PATH, BODY, asked), "broken.tar.gz")
@@ -97,13 +93,7 @@ def test_recently_broken_archive_is_refused_alike(caller: Client, bucket: Bucket
     [({}, (1, 200)), (HANDLED, (9, 424))],
     ids=["then it fits", "it never fits"],
 )
-def test_inference_is_sent_again_after_out_of_memory(
-    store: Store,
-    start: Callable[..., Caller],
-    tmp_path: Path,
-    headers: dict[str, str],
-    case: tuple[int, int],
-) -> None:
+def test_inference_is_sent_again_after_out_of_memory(store, start, tmp_path, headers, case):
     """Without measured memory words alone evict a model. Where memory is measured, its figures
     must agree.
     """

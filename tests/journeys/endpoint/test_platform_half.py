@@ -49,19 +49,17 @@ def denying() -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def own(tmp_path_factory) -> Path:
     return write_python_model(tmp_path_factory.mktemp("roots") / "own", config=LARGE)
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def models(tmp_path_factory) -> Path:
     return tmp_path_factory.mktemp("models")
 
 
 @pytest.fixture(scope="module")
-def strict(
-    models: Path, denying: str, own: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[RunningAdapter]:
+def strict(models, denying, own, tmp_path_factory) -> Iterator[RunningAdapter]:
     """Of 1 GiB, with three stores, of which one refuses everybody and one is not there. The third
     is a folder, which is always there in time.
     """
@@ -86,20 +84,20 @@ def strict(
 
 
 @pytest.fixture
-def runtime(strict: RunningAdapter) -> Iterator[Any]:
+def runtime(strict) -> Iterator[Any]:
     with closing(client_of(strict.http)) as client:
         yield client
 
 
 @pytest.fixture
-def patient(strict: RunningAdapter) -> Iterator[Any]:
+def patient(strict) -> Iterator[Any]:
     """boto3 as it comes."""
     with closing(client_of(strict.http, config=None)) as client:
         yield client
 
 
 @pytest.fixture
-def full(strict: RunningAdapter, own: Path) -> Iterator[None]:
+def full(strict, own) -> Iterator[None]:
     """A platform has loaded a model that leaves no room for `large`, and is not evicted. `large` is
     on disk: a refusal takes no time.
     """
@@ -118,17 +116,17 @@ def told(error: ClientError) -> tuple[int, str, int, str | None]:
 
 
 @pytest.mark.usefixtures("full")
-def test_no_room_is_a_503_that_boto3_retries(patient: Any) -> None:
+def test_no_room_is_a_503_that_boto3_retries(patient):
     """A minute later, as the model that has the memory is never evicted."""
     assert told(refusal(patient, "large")) == (503, "ServiceUnavailable", 2, "60000")
 
 
-def test_absent_store_is_503_with_retry(patient: Any) -> None:
+def test_absent_store_is_503_with_retry(patient):
     error = refusal(patient, "any.tar.gz", EndpointName="gone")
     assert told(error) == (503, "ServiceUnavailable", 2, "1000")
 
 
-def test_refusing_store_is_530_without_retry(runtime: Any, patient: Any) -> None:
+def test_refusing_store_is_530_without_retry(runtime, patient):
     def is_known() -> bool:
         return told(refusal(runtime, "any.tar.gz", EndpointName="denied"))[0] == 530
 
@@ -137,7 +135,7 @@ def test_refusing_store_is_530_without_retry(runtime: Any, patient: Any) -> None
     assert told(error) == (530, "InternalDependencyException", 0, None)
 
 
-def test_unservable_package_is_a_model_error(patient: Any) -> None:
+def test_unservable_package_is_a_model_error(patient):
     error = refusal(patient, "broken")
     assert told(error) == (424, "ModelError", 0, None)
     assert error.response["OriginalStatusCode"] == 400
@@ -145,7 +143,7 @@ def test_unservable_package_is_a_model_error(patient: Any) -> None:
 
 
 @pytest.fixture
-def gated(models: Path, tmp_path: Path) -> Iterator[Callable[..., Gate]]:
+def gated(models, tmp_path) -> Iterator[Callable[..., Gate]]:
     """Put a model whose load, or answer, waits at a gate."""
     with ExitStack() as stack:
 
@@ -161,7 +159,7 @@ def gated(models: Path, tmp_path: Path) -> Iterator[Callable[..., Gate]]:
         yield put
 
 
-def test_slow_load_is_a_429_and_goes_on(patient: Any, gated: Callable[..., Gate]) -> None:
+def test_slow_load_is_a_429_and_goes_on(patient, gated):
     gate = gated("slow", initialize="")
     assert told(refusal(patient, "slow")) == (429, "ModelNotReadyException", 0, None)
     gate.open()
@@ -177,7 +175,7 @@ def answered(runtime: Any, target: str) -> str:
         return f"refused: {error}"
 
 
-def test_late_model_has_status_and_words_of_aws(runtime: Any, gated: Callable[..., Gate]) -> None:
+def test_late_model_has_status_and_words_of_aws(runtime, gated):
     gated("silent", answer="")
     found: dict[str, Any] = {}
 

@@ -13,7 +13,7 @@ from botocore.parsers import create_parser
 from tests.asking import RawConnection
 from tests.journeys.endpoint.conftest import client_of
 from tests.journeys.endpoint.test_invoke import BODY, UUID, refusal
-from tests.running import Client, RunningAdapter, embedded_adapter
+from tests.running import RunningAdapter, embedded_adapter
 
 pytestmark = pytest.mark.triton
 
@@ -60,9 +60,7 @@ def check(runtime: Any, status: int, headers: Mapping[str, str], body: bytes) ->
         pytest.param(LINE + CHUNKED + b"2\r\n{}x\r\n", id="chunk without its end"),
     ],
 )
-def test_what_is_no_http_is_a_validation_error(
-    served: RunningAdapter, runtime: Any, sent: bytes
-) -> None:
+def test_what_is_no_http_is_a_validation_error(served, runtime, sent):
     with RawConnection(served.http) as connection:
         connection.send(sent)
         status, headers, body = parsed(*connection.read_whole())
@@ -74,9 +72,7 @@ def test_what_is_no_http_is_a_validation_error(
 @pytest.mark.parametrize(
     "framing", [b"Content-Length: 9\r\n\r\n{", CHUNKED[len(TARGET) :] + b"9\r\n{"]
 )
-def test_truncated_body_is_a_validation_error(
-    served: RunningAdapter, runtime: Any, framing: bytes
-) -> None:
+def test_truncated_body_is_a_validation_error(served, runtime, framing):
     with RawConnection(served.http) as connection:
         connection.send(LINE + TARGET + framing)
         connection.end()
@@ -103,21 +99,10 @@ def test_truncated_body_is_a_validation_error(
         ("POST", "/endpoints/any/invocations-bidirectional-stream", UNKNOWN),
     ],
 )
-def test_unknown_path_has_an_error_code(
-    caller: Client, runtime: Any, method: str, path: str, expected: tuple[int, str]
-) -> None:
+def test_unknown_path_has_an_error_code(caller, runtime, method, path, expected):
     reply = caller.request(method, path, BODY)
     headers = {name.lower(): value for name, value in reply.headers.items()}
     assert (reply.status, check(runtime, reply.status, headers, reply.body)) == expected
-
-
-def test_boto3_has_a_code_for_too_long_heads(own_runtime: Any) -> None:
-    own_runtime.meta.events.register(
-        "before-call.sagemaker-runtime.InvokeEndpoint",
-        lambda params, **_: params["headers"].update({"X-Long": "x" * 20_000}),
-    )
-    error = refusal(own_runtime).response["Error"]
-    assert (error["Code"], "longer than 16384 bytes" in error["Message"]) == (INVALID[1], True)
 
 
 @pytest.fixture(scope="module")
@@ -127,7 +112,7 @@ def without_store() -> Iterator[RunningAdapter]:
 
 
 @pytest.mark.parametrize("operation", ["describe_endpoint", "delete_endpoint"])
-def test_other_aws_operation_learns_what_is_here(served: RunningAdapter, operation: str) -> None:
+def test_other_aws_operation_learns_what_is_here(served, operation):
     control = client_of(served.http, "sagemaker", config=None)
     with closing(control), pytest.raises(ClientError) as raised:
         getattr(control, operation)(EndpointName="any")
@@ -139,16 +124,14 @@ def test_other_aws_operation_learns_what_is_here(served: RunningAdapter, operati
     assert raised.value.response["ResponseMetadata"]["RetryAttempts"] == 0
 
 
-def test_call_without_store_learns_which_settings_help(
-    without_store: RunningAdapter,
-) -> None:
+def test_call_without_store_learns_which_settings_help(without_store):
     with closing(client_of(without_store.http)) as runtime:
         error = refusal(runtime).response["Error"]
     assert error["Code"] == "UnknownOperationException"
     assert re.search(r"no endpoint: set `model_store` or `endpoints`", error["Message"])
 
 
-def test_invalid_http_without_store_is_answered_as_ever(without_store: RunningAdapter) -> None:
+def test_invalid_http_without_store_is_answered_as_ever(without_store):
     with RawConnection(without_store.http) as connection:
         connection.send(b"@" * 20)
         _, headers, body = parsed(*connection.read_whole())

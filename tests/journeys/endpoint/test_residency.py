@@ -35,7 +35,7 @@ def resident(caller: Caller) -> list[dict[str, Any]]:
     return models
 
 
-def test_model_with_request_in_flight_is_not_idle(start, store: Store):
+def test_model_with_request_in_flight_is_not_idle(start, store):
     store.put_all("a.tar.gz", "b.tar.gz")
     caller = start()
     for name in ("a.tar.gz", "b.tar.gz"):

@@ -27,7 +27,7 @@ PATH = "/endpoints/any/invocations"
 
 
 @pytest.fixture(scope="module")
-def signed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningAdapter]:
+def signed(tmp_path_factory) -> Iterator[RunningAdapter]:
     folder = tmp_path_factory.mktemp("keys")
     for name in ("team-a/one", "team-b/one"):
         shutil.copytree(EXAMPLES / "identity", folder / "store" / name)
@@ -50,13 +50,13 @@ def signing(adapter: RunningAdapter, key: str, secret: str | None = None) -> Any
 
 
 @pytest.fixture(scope="module")
-def team_a(signed: RunningAdapter) -> Iterator[Any]:
+def team_a(signed) -> Iterator[Any]:
     with signing(signed, "AKIDTEAMA") as client:
         yield client
 
 
 @pytest.fixture
-def caller(signed: RunningAdapter) -> Iterator[Client]:
+def caller(signed) -> Iterator[Client]:
     with signed.client() as client:
         yield client
 
@@ -67,24 +67,24 @@ def code_of(error: ClientError) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize("name", ["team-a/one", "shared/1.tar.gz"])
-def test_a_signed_call_is_answered(team_a: Any, name: str) -> None:
+def test_a_signed_call_is_answered(team_a, name):
     assert json.loads(invoke(team_a, name)["Body"].read())["model_name"] == name
 
 
-def test_a_session_token_has_no_meaning(signed: RunningAdapter) -> None:
+def test_a_session_token_has_no_meaning(signed):
     keys = {"aws_access_key_id": "AKIDTEAMA", "aws_secret_access_key": SECRETS["AKIDTEAMA"]}
     with closing(client_of(signed.http, **keys, aws_session_token="any")) as client:  # noqa: S106
         assert json.loads(invoke(client, "team-a/one")["Body"].read())["outputs"]
 
 
-def test_a_large_body_is_signed_too(team_a: Any) -> None:
+def test_a_large_body_is_signed_too(team_a):
     body, size = binary_request(2_000_000)
     kind = f"application/vnd.sagemaker-triton.binary+json;json-header-size={size}"
     answer = invoke(team_a, "team-a/one", Body=body, ContentType=kind)
     assert answer["Body"].read().endswith(body[size:])
 
 
-def test_a_stream_is_signed_too(team_a: Any) -> None:
+def test_a_stream_is_signed_too(team_a):
     answer = team_a.invoke_endpoint_with_response_stream(
         EndpointName="any", InferenceComponentName="team-a/one", Body=json.dumps(BODY)
     )
@@ -92,7 +92,7 @@ def test_a_stream_is_signed_too(team_a: Any) -> None:
     assert json.loads(part["PayloadPart"]["Bytes"])["model_name"] == "team-a/one"
 
 
-def test_forbidden_model_answers_as_absent_one(signed: RunningAdapter, team_a: Any) -> None:
+def test_forbidden_model_answers_as_absent_one(signed, team_a):
     def told(name: str) -> tuple[object, ...]:
         error = refusal(team_a, name)
         headers = error.response["ResponseMetadata"]["HTTPHeaders"]
@@ -108,19 +108,19 @@ def test_forbidden_model_answers_as_absent_one(signed: RunningAdapter, team_a: A
 
 
 @pytest.mark.parametrize("name", ["shared/10.tar.gz", "team-aa/one", "other/team-a/one"])
-def test_patterns_are_of_the_whole_key(team_a: Any, name: str) -> None:
+def test_patterns_are_of_the_whole_key(team_a, name):
     assert "Failed to download model data" in str(refusal(team_a, name))
 
 
 @pytest.mark.parametrize("key", ["AKIDTEAMA", "AKIDNOBODY"])
-def test_wrong_secret_and_unknown_key_look_alike(signed: RunningAdapter, key: str) -> None:
+def test_wrong_secret_and_unknown_key_look_alike(signed, key):
     with signing(signed, key, "wrong") as client:
         error = refusal(client, "team-a/one")
     assert code_of(error) == (403, "InvalidSignatureException")
     assert "does not match the signature you provided" in str(error)
 
 
-def test_unsigned_call_is_refused_before_the_model(caller: Client) -> None:
+def test_unsigned_call_is_refused_before_the_model(caller):
     for name in ("team-a/one", "none", "../.."):
         reply = caller.post(PATH, BODY, {TARGET: name})
         assert (reply.status, reply.headers["x-amzn-ErrorType"]) == (403, "AccessDeniedException")
@@ -137,9 +137,7 @@ def test_unsigned_call_is_refused_before_the_model(caller: Client) -> None:
         {"X-Amz-Meta": "unsigned"},
     ],
 )
-def test_head_is_checked_before_the_body_is_read(
-    signed: RunningAdapter, changed: dict[str, Any]
-) -> None:
+def test_head_is_checked_before_the_body_is_read(signed, changed):
     """An unknown key is told by an earlier answer from a wrong secret. Keys are no secrets: each
     request shows its own, and AWS names an unknown one in words.
     """
@@ -166,7 +164,7 @@ def signed_headers(adapter: RunningAdapter, body: bytes, **more: str) -> dict[st
     return dict(request.headers.items())
 
 
-def test_altered_call_is_refused(signed: RunningAdapter, caller: Client) -> None:
+def test_altered_call_is_refused(signed, caller):
     body = json.dumps(BODY).encode()
     headers = signed_headers(signed, body)
     assert caller.post(PATH, body, headers).status == 200
@@ -185,16 +183,14 @@ def test_altered_call_is_refused(signed: RunningAdapter, caller: Client) -> None
 
 
 @pytest.mark.parametrize("value", ["UNSIGNED-PAYLOAD", "STREAMING-AWS4-HMAC-SHA256-PAYLOAD"])
-def test_bodies_that_are_not_signed_are_refused(
-    signed: RunningAdapter, caller: Client, value: str
-) -> None:
+def test_bodies_that_are_not_signed_are_refused(signed, caller, value):
     body = json.dumps(BODY).encode()
     headers = signed_headers(signed, body, X_Amz_Content_SHA256=value)
     reply = caller.post(PATH, body, headers)
     assert (reply.status, reply.headers["x-amzn-ErrorType"]) == (403, "InvalidSignatureException")
 
 
-def test_secrets_are_shown_nowhere(signed: RunningAdapter) -> None:
+def test_secrets_are_shown_nowhere(signed):
     with Client(signed.admin) as admin:
         shown = json.dumps(admin.get("/debug/config").json()) + json.dumps(signed.lines)
     assert "AKIDTEAMA env:SECRET_OF_A" in shown

@@ -4,11 +4,9 @@ import json
 import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 
-from tests.asking import Gate
 from tests.journeys.endpoint.conftest import client_of
 from tests.running import COMPLETE, RunningAdapter, embedded_adapter
 from tests.trees import infer_body, write_python_model
@@ -20,7 +18,7 @@ _MODELS = 8
 
 
 @pytest.fixture
-def keyed(tmp_path: Path, gate: Gate) -> Iterator[RunningAdapter]:
+def keyed(tmp_path, gate) -> Iterator[RunningAdapter]:
     """One load at a time, each of which waits for the gate."""
     draft = write_python_model(tmp_path / "draft", initialize=gate.statements)
     for name in [*(f"many/{number}" for number in range(_MODELS)), "one/a"]:
@@ -46,7 +44,7 @@ def invoke(adapter: RunningAdapter, key: str, model: str) -> None:
     client.invoke_endpoint(EndpointName="any", TargetModel=model, Body=body)
 
 
-def test_cold_start_waits_for_one_load(keyed: RunningAdapter, gate: Gate) -> None:
+def test_cold_start_waits_for_one_load(keyed, gate):
     with ThreadPoolExecutor(_MODELS + 1) as pool:
         calls = [
             pool.submit(invoke, keyed, "AKIDMANY", f"many/{number}") for number in range(_MODELS)

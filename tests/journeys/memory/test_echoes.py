@@ -3,7 +3,6 @@
 import os
 import signal
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -39,7 +38,7 @@ def ask(client: Client, value: float = 0.0, **more: object) -> Reply:
     return client.post("/models/lang/invoke", infer_body(value) | more)
 
 
-def test_model_claiming_a_dead_process_goes_on(client: Client, tmp_path: Path) -> None:
+def test_model_claiming_a_dead_process_goes_on(client, tmp_path):
     package = write_python_model(tmp_path / "lang", answer=_SAYS_DEAD)
     assert client.load("lang", package).status == 200
     for _ in range(3):
@@ -48,9 +47,7 @@ def test_model_claiming_a_dead_process_goes_on(client: Client, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("request_id", ["r7", "x" * 3000 + "\ntwo lines"])
-def test_dead_process_is_noticed_by_any_request(
-    client: Client, running: RunningAdapter, tmp_path: Path, request_id: str
-) -> None:
+def test_dead_process_is_noticed_by_any_request(client, running, tmp_path, request_id):
     assert client.load("lang", write_python_model(tmp_path / "lang")).status == 200
     [pid] = stubs(running, "lang")
     os.kill(pid, signal.SIGKILL)
@@ -59,9 +56,7 @@ def test_dead_process_is_noticed_by_any_request(
 
 
 @pytest.mark.nightly
-def test_model_without_one_of_two_processes_is_dead(
-    client: Client, running: RunningAdapter, tmp_path: Path
-) -> None:
+def test_model_without_one_of_two_processes_is_dead(client, running, tmp_path):
     package = write_python_model(tmp_path / "lang", config=_TWO)
     assert client.load("lang", package).status == 200
     pids = stubs(running, "lang")

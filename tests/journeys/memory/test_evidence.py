@@ -85,9 +85,7 @@ class Seen:
 
 
 @pytest.fixture(scope="module", params=_VIEWS)
-def seen(
-    request: pytest.FixtureRequest, triton: RunningAdapter, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Seen]:
+def seen(request, triton, tmp_path_factory) -> Iterator[Seen]:
     root = tmp_path_factory.mktemp("models")
     gpus = ScriptedGpus(tmp_path_factory.mktemp("gpus"))
     gpus.add("GPU-a", _TOTAL)
@@ -111,7 +109,7 @@ OOM = (507, "OutOfMemory")
 
 
 @pytest.mark.parametrize("text", WEAK)
-def test_weak_inference_text_is_507_when_memory_low(seen: Seen, text: str) -> None:
+def test_weak_inference_text_is_507_when_memory_low(seen, text):
     expected = OOM if seen.is_low else (500, "InferenceFailed")
 
     assert outcome(seen.infer(500, text)) == expected
@@ -119,14 +117,14 @@ def test_weak_inference_text_is_507_when_memory_low(seen: Seen, text: str) -> No
         assert outcome(seen.infer(*text.split(": ", 1))) == expected
 
 
-def test_weak_load_text_is_507_when_memory_low(seen: Seen) -> None:
+def test_weak_load_text_is_507_when_memory_low(seen):
     expected = OOM if seen.is_low else (400, "InvalidModel")
 
     texts = WEAK[1::3]  # all of them: tests/unit/core/test_oom.py
     assert seen.failed_loads("weak", texts) == [expected] * len(texts)
 
 
-def test_what_memory_said_is_in_the_answer(seen: Seen) -> None:
+def test_what_memory_said_is_in_the_answer(seen):
     body = seen.infer(500, WEAK[1]).json()
 
     if seen.is_low:
@@ -138,7 +136,7 @@ def test_what_memory_said_is_in_the_answer(seen: Seen) -> None:
 
 
 @pytest.mark.parametrize("how", ["RuntimeError", 500])
-def test_size_below_free_memory_is_507_once(seen: Seen, how: str | int) -> None:
+def test_size_below_free_memory_is_507_once(seen, how):
     name = f"echo-{how}"
     assert seen.client.load(name, write_failing_answers(seen.root / name)).status == 200
     body = failing(how, "CUDA out of memory. Tried to allocate 20.00 MiB")
@@ -148,7 +146,7 @@ def test_size_below_free_memory_is_507_once(seen: Seen, how: str | int) -> None:
     assert seen.client.unload(name).status == 200
 
 
-def test_strong_load_text_is_507_whatever_memory_says(seen: Seen) -> None:
+def test_strong_load_text_is_507_whatever_memory_says(seen):
     """A load cannot repeat what a caller wrote, so its text is believed each time."""
     texts = [STRONG[0], STRONG[3], STRONG[0].replace("20.00 MiB", "20.00 GiB")]
     for number in range(2):  # all texts: tests/unit/core/test_oom.py
@@ -156,13 +154,13 @@ def test_strong_load_text_is_507_whatever_memory_says(seen: Seen) -> None:
 
 
 @pytest.mark.parametrize("status", [400, 404, 501])
-def test_refused_requests_words_are_passed_through(seen: Seen, status: int) -> None:
+def test_refused_requests_words_are_passed_through(seen, status):
     reply = seen.infer(status, "the prompt is: CUDA out of memory")
 
     assert reply.status in {400, 500}  # a model's own 404 would say 'load me again'
 
 
-def test_a_full_disk_is_passed_through(seen: Seen) -> None:
+def test_a_full_disk_is_passed_through(seen):
     assert [outcome(seen.infer(500, text)) for text in DISK] == [(500, "InferenceFailed")] * 2
     assert seen.failed_loads("disk", DISK) == [(400, "InvalidModel")] * 2
 
@@ -170,11 +168,11 @@ def test_a_full_disk_is_passed_through(seen: Seen) -> None:
 @pytest.mark.parametrize(
     "text", ["[request id: x] Exceeds maximum queue size", "Request timeout expired"]
 )
-def test_an_overload_is_503(seen: Seen, text: str) -> None:
+def test_an_overload_is_503(seen, text):
     assert outcome(seen.infer(503, text)) == (503, "BackendUnavailable")
 
 
-def test_load_killed_at_little_memory_is_507(seen: Seen) -> None:
+def test_load_killed_at_little_memory_is_507(seen):
     package = seen.root / "killed-in-load"
     kill = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
     write_python_model(package, initialize=kill, config=_SMALL)
@@ -184,7 +182,7 @@ def test_load_killed_at_little_memory_is_507(seen: Seen) -> None:
     assert seen.client.get(f"/models/{package.name}").status == 404
 
 
-def test_inference_killed_at_little_memory_is_507(seen: Seen) -> None:
+def test_inference_killed_at_little_memory_is_507(seen):
     """As the kernel does it when memory runs out. The model is dead either way: 404 after it."""
     package, pid = seen.root / "killed", seen.root / "killed.pid"
     note = f"import os, pathlib; pathlib.Path({str(pid)!r}).write_text(str(os.getpid()))"
@@ -200,14 +198,12 @@ def test_inference_killed_at_little_memory_is_507(seen: Seen) -> None:
 
 
 @pytest.fixture
-def little_shm(tmp_path: Path) -> Iterator[RunningAdapter]:
+def little_shm(tmp_path) -> Iterator[RunningAdapter]:
     with adapter_with_little("/dev/shm", "4m", f"--model-roots={tmp_path}") as adapter:
         yield adapter
 
 
-def test_filled_shared_memory_is_507_until_freed(
-    little_shm: RunningAdapter, tmp_path: Path
-) -> None:
+def test_filled_shared_memory_is_507_until_freed(little_shm, tmp_path):
     """One model has filled it, for all others."""
     answer = "import numpy; values = numpy.ones(int(values[0]), values.dtype)"
     grower = write_python_model(tmp_path / "grower", answer=answer)

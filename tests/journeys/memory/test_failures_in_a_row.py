@@ -12,7 +12,7 @@ import pytest
 from tests.fakes.metrics_endpoint import MIB
 from tests.fakes.scripted_gpus import ScriptedGpus, adapter_beside
 from tests.journeys.memory.failing_models import failing, write_failing_answers
-from tests.running import Client, RunningAdapter, unload_all
+from tests.running import Client, unload_all
 
 pytestmark = pytest.mark.triton
 
@@ -23,9 +23,7 @@ FAILED = (500, "InferenceFailed")
 
 
 @pytest.fixture(scope="module")
-def client(
-    triton: RunningAdapter, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[tuple[Client, Path]]:
+def client(triton, tmp_path_factory) -> Iterator[tuple[Client, Path]]:
     """A client, and where packages are. 17 % of the GPU are free, and another model is loaded."""
     root = tmp_path_factory.mktemp("models")
     gpus = ScriptedGpus(tmp_path_factory.mktemp("gpus"))
@@ -50,9 +48,7 @@ def client(
         ("20.00 GiB", [FAILED] * 5),
     ],
 )
-def test_oom_of_inferences_is_507_while_plausible(
-    client: tuple[Client, Path], asked: str, outcomes: list[tuple[int, str]]
-) -> None:
+def test_oom_of_inferences_is_507_while_plausible(client, asked, outcomes):
     own, root = client
     name = f"asks-{asked.partition('.')[0]}"
     assert own.load(name, write_failing_answers(root / name)).status == 200

@@ -3,7 +3,6 @@
 import io
 from collections.abc import Iterator
 from contextlib import redirect_stdout
-from pathlib import Path
 
 import pytest
 
@@ -32,7 +31,7 @@ _CUDA = "CUDA out of memory. Tried to allocate 2.00 GiB"
 
 
 @pytest.fixture(scope="module")
-def running(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningAdapter]:
+def running(root, tmp_path_factory) -> Iterator[RunningAdapter]:
     """An adapter of 500 MiB of host memory, with a folder of models as its store."""
     store = tmp_path_factory.mktemp("store")
     write_failing_answers(store / "raiser")
@@ -55,9 +54,7 @@ def print_ps(adapter: RunningAdapter) -> str:
     return printed.getvalue()
 
 
-def test_load_that_was_ended_names_a_bound(
-    adapter: RunningAdapter, client: Client, root: Path
-) -> None:
+def test_load_that_was_ended_names_a_bound(adapter, client, root):
     """Nobody has seen how much it would have taken: who frees that much would fail again."""
     assert client.load("first", write_eater(root / "first", 150)).status == 200
     greedy = write_eater(root / "greedy", 1, initialize=_GROWS)
@@ -87,7 +84,7 @@ def test_load_that_was_ended_names_a_bound(
     )
 
 
-def test_load_that_ended_names_what_it_took(client: Client, root: Path) -> None:
+def test_load_that_ended_names_what_it_took(client, root):
     """A size that a reading has shown is no bound."""
     assert client.load("first", write_eater(root / "quick-first", 320)).status == 200
     quick = write_eater(root / "quick", 200, declares="1KiB")
@@ -98,7 +95,7 @@ def test_load_that_ended_names_what_it_took(client: Client, root: Path) -> None:
         assert ("more than" in body["error"]) is has_bound
 
 
-def test_declared_size_that_was_passed_is_raised(client: Client, root: Path) -> None:
+def test_declared_size_that_was_passed_is_raised(client, root):
     """Else the platform is told to free what was seen to be too little."""
     assert client.load("first", write_eater(root / "declared-first", 150)).status == 200
     liar = write_eater(root / "liar", 1, initialize=_GROWS, declares="70MiB")
@@ -109,9 +106,7 @@ def test_declared_size_that_was_passed_is_raised(client: Client, root: Path) -> 
     assert refused["needed_bytes"] >= ended["needs_more_than_bytes"]
 
 
-def test_declared_size_above_device_tells_free_memory(
-    adapter: RunningAdapter, client: Client, root: Path
-) -> None:
+def test_declared_size_above_device_tells_free_memory(adapter, client, root):
     huge = write_eater(root / "huge", 1, declares="600MiB")
     body = client.load("huge", huge).json()
     device = adapter.state()["memory"]["devices"]["host"]
@@ -130,9 +125,7 @@ def test_declared_size_above_device_tells_free_memory(
         ("MemoryError", ""),
     ],
 )
-def test_words_of_an_inference_evict_nothing(
-    adapter: RunningAdapter, client: Client, kind: str, text: str
-) -> None:
+def test_words_of_an_inference_evict_nothing(adapter, client, kind, text):
     """Nothing lacks room: no other model is evicted for it, nor the model for itself."""
     assert call_endpoint(client, "raiser", failing("answer", "fine"))[0] == 200
     assert call_endpoint(client, "healthy", infer_body(1.0))[0] == 200
@@ -150,7 +143,7 @@ def test_words_of_an_inference_evict_nothing(
     assert "evicted" not in print_ps(adapter)
 
 
-def test_inference_that_asks_for_too_much_evicts_nothing(client: Client, root: Path) -> None:
+def test_inference_that_asks_for_too_much_evicts_nothing(client, root):
     """All that may be evicted is too little for it."""
     assert client.load("explicit", write_eater(root / "explicit", 200)).status == 200
     assert call_endpoint(client, "raiser", failing("answer", "fine"))[0] == 200
@@ -160,7 +153,7 @@ def test_inference_that_asks_for_too_much_evicts_nothing(client: Client, root: P
     assert sorted(model_names(client)) == ["explicit", "healthy", "raiser"]
 
 
-def test_load_whose_words_are_refuted_is_tried_again(client: Client, root: Path) -> None:
+def test_load_whose_words_are_refuted_is_tried_again(client, root):
     """Ten times of what it asked for was free: that it can never fit is not proven."""
     flag = root / "has-weights"
     flaky = write_python_model(

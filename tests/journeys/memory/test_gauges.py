@@ -94,7 +94,7 @@ def gauged(
         yield GaugedAdapter(adapter, client, scripted, gauge, package)
 
 
-def test_third_behind_lagging_gauge_is_refused(triton: RunningAdapter, tmp_path: Path) -> None:
+def test_third_behind_lagging_gauge_is_refused(triton, tmp_path):
     """It fits once one has gone."""
     with gauged(triton, tmp_path, "--memory-source=triton", declares="") as at:
         assert at.load("a", "b") == [200, 200]
@@ -110,7 +110,7 @@ def test_third_behind_lagging_gauge_is_refused(triton: RunningAdapter, tmp_path:
         assert at.gpus.used == {_GPU: 2 * _MODEL * MIB}
 
 
-def test_unload_is_answered_when_gauge_shows_it(triton: RunningAdapter, tmp_path: Path) -> None:
+def test_unload_is_answered_when_gauge_shows_it(triton, tmp_path):
     """No later than allowed."""
     with gauged(triton, tmp_path, "--memory-source=triton") as at:
         assert at.load("a", "b") == [200, 200]
@@ -126,9 +126,7 @@ def test_unload_is_answered_when_gauge_shows_it(triton: RunningAdapter, tmp_path
 
 @pytest.mark.parametrize("declares", [f"{_MODEL}MiB", ""], ids=["declared", "unknown"])
 @pytest.mark.nightly
-def test_nothing_of_nothing_is_not_a_full_gpu(
-    triton: RunningAdapter, tmp_path: Path, declares: str
-) -> None:
+def test_nothing_of_nothing_is_not_a_full_gpu(triton, tmp_path, declares):
     flag = "--memory-source=triton"
     with gauged(triton, tmp_path, flag, declares=declares, is_broken=True) as at:
         assert at.load("a", "b") == [200, 200]
@@ -136,20 +134,7 @@ def test_nothing_of_nothing_is_not_a_full_gpu(
 
 
 @pytest.mark.nightly
-def test_ledger_goes_on_while_gauge_is_silent(triton: RunningAdapter, tmp_path: Path) -> None:
-    with gauged(triton, tmp_path, "--memory-source=triton") as at:
-        assert at.load("a") == [200]
-        at.gauge.page.is_broken = True
-
-        assert at.load("b") == [200]
-        assert at.refused("c")["free_bytes"] == (_TOTAL - 2 * _MODEL) * MIB
-        at.gauge.page.is_broken = False
-        at.unload("a")
-        assert at.load("c") == [200]
-
-
-@pytest.mark.nightly
-def test_gauge_frozen_at_empty_hides_no_shortage(triton: RunningAdapter, tmp_path: Path) -> None:
+def test_gauge_frozen_at_empty_hides_no_shortage(triton, tmp_path):
     with gauged(triton, tmp_path, "--memory-source=triton") as at:
         at.gauge.page.is_frozen = True
 
@@ -157,7 +142,7 @@ def test_gauge_frozen_at_empty_hides_no_shortage(triton: RunningAdapter, tmp_pat
 
 
 @pytest.mark.nightly
-def test_vanishing_and_returning_gauge_is_noticed(triton: RunningAdapter, tmp_path: Path) -> None:
+def test_vanishing_and_returning_gauge_is_noticed(triton, tmp_path):
     with gauged(triton, tmp_path, "--memory-source=triton") as at:
         assert at.load("a") == [200]
         at.gauge.stop()
@@ -172,7 +157,7 @@ def test_vanishing_and_returning_gauge_is_noticed(triton: RunningAdapter, tmp_pa
         assert at.load("c") == [200]
 
 
-def test_nvml_shows_each_load_and_unload_at_once(triton: RunningAdapter, tmp_path: Path) -> None:
+def test_nvml_shows_each_load_and_unload_at_once(triton, tmp_path):
     with gauged(triton, tmp_path, declares="") as at:
         assert at.adapter.started["memory_source"] == "nvml"
         assert at.load("a", "b") == [200, 200]
@@ -186,7 +171,7 @@ def test_nvml_shows_each_load_and_unload_at_once(triton: RunningAdapter, tmp_pat
 
 
 @pytest.mark.nightly
-def test_what_others_take_counts_as_well(triton: RunningAdapter, tmp_path: Path) -> None:
+def test_what_others_take_counts_as_well(triton, tmp_path):
     with gauged(triton, tmp_path) as at:
         assert at.load("a") == [200]
         at.gpus.others_take(_GPU, 300 * MIB)
@@ -197,9 +182,7 @@ def test_what_others_take_counts_as_well(triton: RunningAdapter, tmp_path: Path)
 
 
 @pytest.mark.nightly
-def test_nvml_and_tritons_metrics_replace_each_other(
-    triton: RunningAdapter, tmp_path: Path
-) -> None:
+def test_nvml_and_tritons_metrics_replace_each_other(triton, tmp_path):
     with gauged(triton, tmp_path) as at:
         assert at.load("a") == [200]
         at.let_the_gauge_catch_up()
@@ -217,9 +200,7 @@ def test_nvml_and_tritons_metrics_replace_each_other(
 
 
 @pytest.mark.parametrize("source", ["nvml", pytest.param("triton", marks=pytest.mark.nightly)])
-def test_two_gpus_have_their_own_figures(
-    triton: RunningAdapter, tmp_path: Path, source: str
-) -> None:
+def test_two_gpus_have_their_own_figures(triton, tmp_path, source):
     """The package says nothing of either: the first load tells where it goes and what it takes.
 
     The neighbour is there from the start. The model could be booked with memory of one that comes

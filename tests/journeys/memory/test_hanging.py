@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from adapter.core import times
-from tests.asking import Gate, background, model_names, triton_index
+from tests.asking import background, model_names, triton_index
 from tests.constants import UNLOAD
 from tests.journeys.memory.models import check_agreement, write_eater
 from tests.processes import stubs, tritonserver
@@ -25,13 +25,12 @@ while True:
     time.sleep(1)
 """
 _ENDED_SECONDS = 5  # a DELETE of a load that hangs
-_FIRST_SECONDS = 10  # a first load beside loads that hang: 5 s of them are its wait for a turn
 _SLOW_SECONDS = 60
 _LONGER_SECONDS = 2  # twice the load as well: it may meet a busy moment
 
 
 @pytest.fixture(scope="module")
-def running(model_root: Path) -> Iterator[RunningAdapter]:
+def running(model_root) -> Iterator[RunningAdapter]:
     """An adapter whose Triton completes configurations."""
     with embedded_adapter(f"--model-roots={model_root}") as adapter:
         yield adapter
@@ -69,9 +68,7 @@ def check_serving(adapter: RunningAdapter, client: Client, *names: str) -> None:
     check_agreement(adapter)
 
 
-def test_unload_ends_a_hanging_load_without_trace(
-    adapter: RunningAdapter, client: Client, package: Path
-) -> None:
+def test_unload_ends_a_hanging_load_without_trace(adapter, client, package):
     write_hanging(package)
     with background(adapter) as others:
         for _ in range(2):  # as well the second time
@@ -85,9 +82,7 @@ def test_unload_ends_a_hanging_load_without_trace(
             check_agreement(adapter)
 
 
-def test_unload_of_dead_model_ends_despite_hang(
-    adapter: RunningAdapter, client: Client, package: Path, tmp_path: Path
-) -> None:
+def test_unload_of_dead_model_ends_despite_hang(adapter, client, package, tmp_path):
     """Triton lets go of a dead model by a load of the same name (docs/design/triton.md)."""
     flag = tmp_path / "hangs"
     hangs = f"while os.path.exists({str(flag)!r}):\n    time.sleep(0.01)\n"
@@ -104,51 +99,29 @@ def test_unload_of_dead_model_ends_despite_hang(
     check_serving(adapter, client, "m")
 
 
-def test_load_beside_a_hanging_one_waits_once(
-    adapter: RunningAdapter, client: Client, package: Path
-) -> None:
+def test_load_beside_hanging_ones_waits_once(adapter, client, package):
     """Loads of unknown size are measured one by one, and the next one waits for 5 s at most."""
     hanging, sound = write_hanging(package / "hanging"), write_eater(package / "sound", 1)
     more = [write_eater(package / f"sound{n}", 30) for n in range(2)]
     with background(adapter) as others:
         without = timed(lambda: client.load("before", sound))
-        asked = begin_hanging(adapter, others, "m", hanging)
+        asked = [begin_hanging(adapter, others, name, hanging) for name in ("m0", "m1")]
         names = [f"beside{number}" for number in range(2)]  # of unknown size, as the hanging one is
         beside = [
             timed(lambda p=p, n=n: client.load(n, p)) for n, p in zip(names, more, strict=True)
         ]
-        assert client.unload("m").status == 200
+        for name in ("m0", "m1"):
+            assert timed(partial(client.unload, name)) < _ENDED_SECONDS
         longest = 2 * without + _LONGER_SECONDS
         assert beside[0] < longest + times.MEMORY_SECONDS, (without, beside)
         assert beside[1] < longest, (without, beside)
-        assert asked.result().status == 409
-        check_serving(adapter, client, "before", "beside0", "beside1")
-
-
-def test_first_load_beside_two_hanging_takes_seconds(
-    adapter: RunningAdapter, client: Client, package: Path
-) -> None:
-    hanging = [write_hanging(package / f"hanging{number}") for number in range(2)]
-    sound = write_eater(package / "sound", 20, imports="# seen for the first time")
-    names = ["m0", "m1"]
-    with background(adapter) as others:
-        asked = [
-            begin_hanging(adapter, others, name, folder)
-            for name, folder in zip(names, hanging, strict=True)
-        ]
-        seconds = timed(lambda: client.load("beside", sound))
-        assert seconds < _FIRST_SECONDS
-        for name in names:
-            assert timed(partial(client.delete, f"/models/{name}")) < _ENDED_SECONDS
         assert [each.result().status for each in asked] == [409, 409]
-        check_serving(adapter, client, "beside")
+        check_serving(adapter, client, "before", "beside0", "beside1")
 
 
 @pytest.mark.nightly
 @pytest.mark.timeout(400)
-def test_five_slow_first_loads_at_once_are_answered(
-    adapter: RunningAdapter, client: Client, package: Path
-) -> None:
+def test_five_slow_first_loads_at_once_are_answered(adapter, client, package):
     """Triton has four load threads, so the fifth begins when one of the others hangs or ends."""
     names = [f"slow{number}" for number in range(5)]
     statements = f"import time\ntime.sleep({_SLOW_SECONDS})\n"
@@ -199,14 +172,12 @@ def check_four_hanging(adapter: RunningAdapter, client: Client, folder: Path, *,
 
 
 @pytest.mark.nightly
-def test_four_unloaded_hanging_loads_cost_no_model(
-    adapter: RunningAdapter, client: Client, package: Path
-) -> None:
+def test_four_unloaded_hanging_loads_cost_no_model(adapter, client, package):
     check_four_hanging(adapter, client, package, end="unload")
 
 
 @pytest.mark.nightly
-def test_four_hanging_loads_cost_no_loaded_model(tmp_path: Path) -> None:
+def test_four_hanging_loads_cost_no_loaded_model(tmp_path):
     with (
         embedded_adapter(f"--model-roots={tmp_path}", "--load-timeout-seconds=12") as adapter,
         adapter.client() as client,
@@ -214,7 +185,7 @@ def test_four_hanging_loads_cost_no_loaded_model(tmp_path: Path) -> None:
         check_four_hanging(adapter, client, tmp_path, end="limit")
 
 
-def test_load_hanging_at_import_is_ended_later(tmp_path: Path, gate: Gate) -> None:
+def test_load_hanging_at_import_is_ended_later(tmp_path, gate):
     """To kill it before would cost a thread for good (docs/design/triton.md)."""
     folder = tmp_path / "hanging"
     package = write_eater(folder, 1, imports=gate.statements, initialize=_FOREVER)
@@ -256,15 +227,13 @@ def check_unloads_at_moments(
         assert adapter.events("model.load_stuck") == []
 
 
-def test_quickly_unloaded_load_costs_no_thread(
-    adapter: RunningAdapter, client: Client, package: Path
-) -> None:
+def test_quickly_unloaded_load_costs_no_thread(adapter, client, package):
     check_unloads_at_moments(adapter, client, package, 0.1, 0.3, 0.6)
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("flags", [(), (COMPLETE,)])
-def test_load_unloaded_at_any_moment_leaves_nothing(tmp_path: Path, flags: tuple[str, ...]) -> None:
+def test_load_unloaded_at_any_moment_leaves_nothing(tmp_path, flags):
     """It costs no thread of Triton."""
     with (
         embedded_adapter(f"--model-roots={tmp_path}", *flags) as adapter,

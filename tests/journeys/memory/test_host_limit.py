@@ -17,7 +17,7 @@ _SHARE = 0.06
 
 
 @pytest.fixture(scope="module")
-def running(root: Path) -> Iterator[RunningAdapter]:
+def running(root) -> Iterator[RunningAdapter]:
     flags = ("--memory-source=host", "--memory-limit=512MiB", "--memory-reserve=0")
     with embedded_adapter(*flags, COMPLETE, f"--model-roots={root}") as adapter:
         yield adapter
@@ -40,9 +40,7 @@ def check_fifth(adapter: RunningAdapter, client: Client, url: Path, needed_bytes
     check_agreement(adapter)
 
 
-def test_fifth_is_refused_with_measured_figures(
-    adapter: RunningAdapter, client: Client, root: Path
-) -> None:
+def test_fifth_is_refused_with_measured_figures(adapter, client, root):
     package = write_eater(root / "measured", _MODEL_MIB)
     empty = tree_bytes(adapter)
     assert client.load("a", package).status == 200
@@ -52,9 +50,7 @@ def test_fifth_is_refused_with_measured_figures(
     check_fifth(adapter, client, package, pytest.approx(taken, rel=_SHARE))
 
 
-def test_fifth_that_declares_its_need_is_refused(
-    adapter: RunningAdapter, client: Client, root: Path
-) -> None:
+def test_fifth_that_declares_its_need_is_refused(adapter, client, root):
     """It was never loaded."""
     declared = f"{_MODEL_MIB + 30}MiB"
     packages = {
@@ -67,9 +63,7 @@ def test_fifth_that_declares_its_need_is_refused(
     check_fifth(adapter, client, packages["e"], (_MODEL_MIB + 30) * MIB)
 
 
-def test_memory_is_back_when_unload_is_answered(
-    adapter: RunningAdapter, client: Client, root: Path
-) -> None:
+def test_memory_is_back_when_unload_is_answered(adapter, client, root):
     package = write_eater(root / "back", _MODEL_MIB)
     before = tree_bytes(adapter)
     assert client.load("a", package).status == 200

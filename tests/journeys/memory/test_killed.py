@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.asking import Gate, background, model_names
+from tests.asking import background, model_names
 from tests.journeys.memory.models import check_agreement, write_eater
 from tests.processes import beside, stubs, tritonserver
 from tests.running import COMPLETE, Client, RunningAdapter, embedded_adapter, unload_all, wait_until
@@ -29,14 +29,14 @@ _EXPECTED = {200, 404, 409, 503}
 
 
 @pytest.fixture(scope="module")
-def running(root: Path) -> Iterator[RunningAdapter]:
+def running(root) -> Iterator[RunningAdapter]:
     flags = (f"--model-roots={root}", "--on-triton-restart=forget", COMPLETE)
     with embedded_adapter(*flags) as adapter:
         yield adapter
 
 
 @pytest.fixture
-def folder(root: Path, tmp_path: Path) -> Path:
+def folder(root, tmp_path) -> Path:
     return root / tmp_path.name
 
 
@@ -53,9 +53,7 @@ def check_next_load(adapter: RunningAdapter, package: Path) -> None:
         assert client.unload("m").status == 200
 
 
-def test_process_killed_in_initialize_fails_its_load_alone(
-    adapter: RunningAdapter, folder: Path, gate: Gate
-) -> None:
+def test_process_killed_in_initialize_fails_its_load_alone(adapter, folder, gate):
     package = write_python_model(folder, initialize=gate.statements)
     with background(adapter) as others:
         loading = others.ask(lambda c: c.load("m", package))
@@ -73,9 +71,7 @@ def test_process_killed_in_initialize_fails_its_load_alone(
 
 
 @pytest.mark.of_triton("2.51", "2.73", "the words of its python backend")
-def test_process_killed_in_inference_reloads(
-    adapter: RunningAdapter, folder: Path, gate: Gate
-) -> None:
+def test_process_killed_in_inference_reloads(adapter, folder, gate):
     package = write_python_model(folder, answer=gate.statements)
     with adapter.client() as client, background(adapter) as others:
         assert client.load("dies", package).status == 200
@@ -100,9 +96,7 @@ def test_process_killed_in_inference_reloads(
 
 
 @pytest.mark.parametrize("moment", ["load", "inference", "unload"])
-def test_killed_triton_is_replaced_and_its_models_forgotten(
-    adapter: RunningAdapter, folder: Path, gate: Gate, moment: str
-) -> None:
+def test_killed_triton_is_replaced_and_its_models_forgotten(adapter, folder, gate, moment):
     body = {"load": "initialize", "inference": "answer", "unload": "finalize"}[moment]
     package = write_python_model(folder, **{body: gate.statements})
     sound = write_python_model(folder.with_name(f"{folder.name}-sound"))
@@ -160,9 +154,7 @@ def keep_busy(adapter: RunningAdapter, seed: int, package: Path) -> set[int]:
 
 @pytest.mark.timeout(300)
 @pytest.mark.nightly
-def test_next_adapter_mends_what_killed_one_left(
-    tmp_path: Path,
-) -> None:
+def test_next_adapter_mends_what_killed_one_left(tmp_path):
     """It was killed at any moment."""
     kill_at_moments(range(3), _SEED, tmp_path)
 

@@ -30,7 +30,7 @@ def read_environment(pid: int) -> dict[str, str]:
     return dict(entry.split("=", 1) for entry in entries if "=" in entry)
 
 
-def test_native_memory_comes_back_after_each_unload(tmp_path: Path) -> None:
+def test_native_memory_comes_back_after_each_unload(tmp_path):
     """Hold Triton to a little more than before. With glibc's own thresholds 195 MiB stay."""
     library = build_native_backend(tmp_path)
     root = tmp_path / "models"
@@ -51,7 +51,7 @@ def test_native_memory_comes_back_after_each_unload(tmp_path: Path) -> None:
     assert max(kept) <= _KEPT_MIB, kept
 
 
-def test_allocator_of_the_operator_is_kept() -> None:
+def test_allocator_of_the_operator_is_kept():
     with embedded_adapter(COMPLETE, environ={"MALLOC_ARENA_MAX": "2"}) as adapter:
         environment = read_environment(tritonserver(adapter))
 

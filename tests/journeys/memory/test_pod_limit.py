@@ -41,7 +41,7 @@ def group() -> Iterator[Path]:
 
 
 @pytest.fixture
-def pod(group: Path, tmp_path: Path) -> Iterator[RunningAdapter]:
+def pod(group, tmp_path) -> Iterator[RunningAdapter]:
     """An adapter in the cgroup, with its Triton."""
     python = tmp_path / "python"
     python.write_text(f'#!/bin/sh\necho $$ > {group}/cgroup.procs\nexec {sys.executable} "$@"\n')
@@ -60,9 +60,7 @@ def oom_kills(group: Path) -> str:
     return dict(row.split() for row in rows)["oom_kill"]
 
 
-def test_growing_load_is_ended_before_the_kernel_acts(
-    pod: RunningAdapter, group: Path, tmp_path: Path
-) -> None:
+def test_growing_load_is_ended_before_the_kernel_acts(pod, group, tmp_path):
     """The limit is what the cgroup has, less what the adapter needs: nobody has set one."""
     root = tmp_path / "models"
     server = tritonserver(pod)

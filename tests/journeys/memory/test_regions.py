@@ -48,7 +48,7 @@ values = pb_utils.get_output_tensor_by_name(found, "OUT").as_numpy()
 
 
 @pytest.fixture(scope="module")
-def running(root: Path) -> Iterator[RunningAdapter]:
+def running(root) -> Iterator[RunningAdapter]:
     """What it does at its end is checked as well, with all that the tests have left in Triton."""
     flags = (f"--model-roots={root}", "--infer-timeout-seconds=4", COMPLETE)
     # models of two processes, which Triton unloads in 2.4 s, are not to be taken for hanging ones
@@ -57,7 +57,7 @@ def running(root: Path) -> Iterator[RunningAdapter]:
 
 
 @pytest.fixture
-def package(root: Path, tmp_path: Path) -> Path:
+def package(root, tmp_path) -> Path:
     return write_python_model(root / tmp_path.name / "m", imports=_IMPORTS, answer=_ANSWER)
 
 
@@ -98,9 +98,7 @@ def die(client: Client, name: str = "m") -> None:
 
 
 @pytest.mark.parametrize("end", ["dies", "hangs"])
-def test_unload_frees_regions_of_dead_processes(
-    adapter: RunningAdapter, client: Client, package: Path, end: str
-) -> None:
+def test_unload_frees_regions_of_dead_processes(adapter, client, package, end):
     before = mapped_bytes(adapter)
     assert client.load("m", package).status == 200
     check_serves(client, "m")
@@ -118,9 +116,7 @@ def test_unload_frees_regions_of_dead_processes(
     assert mapped_bytes(adapter) - before < 2 * MIB
 
 
-def test_loaded_models_keep_their_regions(
-    adapter: RunningAdapter, client: Client, package: Path
-) -> None:
+def test_loaded_models_keep_their_regions(adapter, client, package):
     """They serve while those of others are freed."""
     two = write_python_model(
         package.with_name("two"), imports=_IMPORTS, answer=_ANSWER, config=CONFIG + _INSTANCES
@@ -156,9 +152,7 @@ def test_loaded_models_keep_their_regions(
         assert using.result() >= 5
 
 
-def test_dead_instances_region_stays_with_the_model(
-    adapter: RunningAdapter, client: Client, package: Path
-) -> None:
+def test_dead_instances_region_stays_with_the_model(adapter, client, package):
     write_python_model(package, imports=_IMPORTS, answer=_ANSWER, config=CONFIG + _INSTANCES)
     other = write_python_model(package.with_name("other"))
     assert client.load("m", package).status == 200
@@ -176,9 +170,7 @@ def test_dead_instances_region_stays_with_the_model(
     assert regions(adapter) == {}
 
 
-def test_dead_model_unloaded_elsewhere_leaves_no_region(
-    adapter: RunningAdapter, client: Client, package: Path
-) -> None:
+def test_dead_model_unloaded_elsewhere_leaves_no_region(adapter, client, package):
     assert client.load("m", package).status == 200
     check_serves(client, "m")
     (victim,) = stubs(adapter, "m")
@@ -194,9 +186,7 @@ def test_dead_model_unloaded_elsewhere_leaves_no_region(
     check_serves(client, "m")
 
 
-def test_process_dying_during_load_leaves_no_region(
-    adapter: RunningAdapter, client: Client, package: Path
-) -> None:
+def test_process_dying_during_load_leaves_no_region(adapter, client, package):
     write_python_model(package, imports="import os", initialize="os._exit(1)")
     assert client.load("m", package).status == 400
     assert regions(adapter) == {}

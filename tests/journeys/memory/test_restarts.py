@@ -30,7 +30,7 @@ def triton() -> Iterator[RunningAdapter]:
 
 
 @pytest.fixture
-def package(tmp_path: Path) -> Path:
+def package(tmp_path) -> Path:
     return write_eater(tmp_path / "m", 16, declares="64MiB")
 
 
@@ -54,9 +54,7 @@ def check_served_and_unloaded(adapter: RunningAdapter, client: Client) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_restarted_adapter_serves_what_was_loaded(
-    triton: RunningAdapter, package: Path, number: signal.Signals
-) -> None:
+def test_restarted_adapter_serves_what_was_loaded(triton, package, number):
     flags = (f"--model-roots={package.parent}", _LIMIT)
     with beside(triton, *flags) as first, first.client() as client:
         load_all(client, package)
@@ -89,7 +87,7 @@ def held(state: dict[str, Any]) -> int:
     return sum(book["used_by_models_bytes"] for book in state["memory"]["devices"].values())
 
 
-def test_measured_sizes_are_known_to_next_run(tmp_path: Path) -> None:
+def test_measured_sizes_are_known_to_next_run(tmp_path):
     package = write_eater(tmp_path / "models" / "m", 128)
     repository = tmp_path / "repository"
     flags = (
@@ -128,9 +126,7 @@ def running(*flags: str) -> Iterator[RunningAdapter]:
 
 @pytest.mark.parametrize("mode", ["forget", "reload"])
 @pytest.mark.races
-def test_restarted_triton_is_noticed_at_once(
-    triton: RunningAdapter, package: Path, mode: str
-) -> None:
+def test_restarted_triton_is_noticed_at_once(triton, package, mode):
     """The embedded one is: test_killed.py, test_ping.py."""
     flags = (f"--model-roots={package.parent}", _LIMIT, f"--on-triton-restart={mode}")
     with beside(triton, *flags) as adapter, adapter.client() as client:
@@ -158,7 +154,7 @@ def folders(adapter: RunningAdapter) -> list[Path]:
 
 
 @pytest.mark.races
-def test_list_soon_drops_what_triton_lost(triton: RunningAdapter, package: Path) -> None:
+def test_list_soon_drops_what_triton_lost(triton, package):
     flags = (f"--model-roots={package.parent}", _LIMIT)
     with beside(triton, *flags) as adapter, adapter.client() as client:
         load_all(client, package)

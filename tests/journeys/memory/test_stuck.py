@@ -52,7 +52,7 @@ def is_serving(adapter: RunningAdapter, name: str) -> bool:
         return client.invoke(name).status == 200
 
 
-def test_stuck_load_is_given_up_and_reloads(tmp_path: Path) -> None:
+def test_stuck_load_is_given_up_and_reloads(tmp_path):
     sound, package = write_sound(tmp_path / "sound"), write_deadly(tmp_path / "changing")
     with (
         embedded_adapter(f"--model-roots={tmp_path}") as adapter,
@@ -79,9 +79,7 @@ def test_stuck_load_is_given_up_and_reloads(tmp_path: Path) -> None:
 
 
 @pytest.mark.nightly
-def test_stuck_load_threads_restart_triton_with_models(
-    tmp_path: Path,
-) -> None:
+def test_stuck_load_threads_restart_triton_with_models(tmp_path):
     sound, deadly = write_sound(tmp_path / "sound"), write_deadly(tmp_path / "deadly")
     names = [f"dead-{number}" for number in range(4)]
     with (

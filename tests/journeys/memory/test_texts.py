@@ -84,7 +84,7 @@ def tensors(name: str, body: dict[str, object]) -> pb.ModelInferRequest:
 
 
 @pytest.fixture(scope="module")
-def running(root: Path) -> Iterator[RunningAdapter]:
+def running(root) -> Iterator[RunningAdapter]:
     """Memory is not read, and another model is loaded: the words alone decide."""
     with beside_another_model("--memory-source=off", root=root) as adapter:
         yield adapter
@@ -101,7 +101,7 @@ def beside_another_model(*flags: str, root: Path) -> Iterator[RunningAdapter]:
 
 
 @pytest.fixture(scope="module")
-def raiser(running: RunningAdapter, root: Path) -> str:
+def raiser(running, root) -> str:
     with running.client() as client:
         assert client.load("raiser", write_failing_answers(root / "raiser")).status == 200
     return "raiser"
@@ -145,9 +145,7 @@ def is_as_labelled(label: Label, outcome: Outcome, said: str) -> bool:
         pytest.param(answered_long, 5, marks=pytest.mark.nightly),
     ],
 )
-def test_failed_inference_is_507_as_labelled(
-    running: RunningAdapter, raiser: str, infer: Infer, failure: Failure, each: int
-) -> None:
+def test_failed_inference_is_507_as_labelled(running, raiser, infer, failure, each):
     cases = sorted(labels("infer"), key=lambda label: label.is_oom)[::each]
     wrong = []
     for label in cases:
@@ -171,9 +169,7 @@ def test_failed_inference_is_507_as_labelled(
         pytest.param(raised_long, 1, marks=pytest.mark.nightly),
     ],
 )
-def test_failed_load_is_507_as_labelled(
-    running: RunningAdapter, root: Path, tmp_path: Path, failure: Failure, each: int
-) -> None:
+def test_failed_load_is_507_as_labelled(running, root, tmp_path, failure, each):
     """Some of both labels; all in the nightly run."""
     cases = sorted(labels("load"), key=lambda label: label.is_oom)[::each]
     texts = [failure(label) for label in cases]
@@ -192,7 +188,7 @@ def test_failed_load_is_507_as_labelled(
 
 
 @pytest.mark.timeout(400)
-def test_load_is_507_by_its_text_without_gpu(tmp_path: Path) -> None:
+def test_load_is_507_by_its_text_without_gpu(tmp_path):
     """Memory is read, and by the readings most of these texts are about a GPU that is not seen.
     That may be because a library is missing: Triton sees it all the same.
     """

@@ -14,5 +14,5 @@ def server() -> Iterator[str]:
 
 
 @pytest.fixture
-def bucket(server: str, request: pytest.FixtureRequest) -> Bucket:
+def bucket(server, request) -> Bucket:
     return Bucket(server, f"models-{abs(hash(request.node.name))}")

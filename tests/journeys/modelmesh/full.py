@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any, Self
 
 import grpc
-import numpy as np
 from tritonclient.grpc import service_pb2 as v2
 
 from adapter._proto import model_runtime_pb2 as pb
 from tests.fakes.mesh import SIZE_SECONDS, Mesh
 from tests.fakes.mesh_cache import Churn, MeshCache, TooOld
+from tests.grpc_calls import infer_request, values_of
 from tests.running import COMPLETE, RunningAdapter, embedded_adapter
 from tests.trees import CONFIG, write_python_model
 
@@ -82,16 +82,9 @@ class MeshRuntime:
         await self._mesh.send_unload(model_id)
 
     async def infer(self, model_id: str) -> None:
-        tensor = v2.ModelInferRequest.InferInputTensor(name="IN", datatype="FP32", shape=[1])
-        raw = np.array([1.0], "<f4").tobytes()
-        request = v2.ModelInferRequest(
-            model_name=model_id, inputs=[tensor], raw_input_contents=[raw]
-        )
-        answer = v2.ModelInferResponse.FromString(
-            await self._mesh.infer(INFER, model_id, request.SerializeToString())
-        )
-        [value] = np.frombuffer(answer.raw_output_contents[0], "<f4")
-        assert value == 1 + _number(model_id), model_id
+        request = infer_request(model_id, 1.0).SerializeToString()
+        answer = v2.ModelInferResponse.FromString(await self._mesh.infer(INFER, model_id, request))
+        assert values_of(answer) == [1 + _number(model_id)], model_id
 
 
 @dataclass

@@ -5,6 +5,7 @@ import json
 import shutil
 import tempfile
 from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import grpc
@@ -15,6 +16,7 @@ from tritonclient.grpc import service_pb2 as v2
 from tests.asking import Gate, triton_index
 from tests.cases import rows
 from tests.fakes.mesh import Mesh, Unimplemented
+from tests.grpc_calls import infer_request, values_of
 from tests.processes import triton_client
 from tests.running import (
     COMPLETE,
@@ -53,7 +55,7 @@ once = pytest.mark.parametrize("everywhere", ["two sockets"], indirect=True, sco
 
 
 @pytest.fixture(scope="module", params=LAYOUTS)
-def everywhere(request: pytest.FixtureRequest, root: Path) -> Iterator[RunningAdapter]:
+def everywhere(request, root) -> Iterator[RunningAdapter]:
     flags = [flag.format(root) for flag in LAYOUTS[request.param]]
     shared = (f"--model-roots={root}", "--load-concurrency=2", COMPLETE)
     with embedded_adapter(*shared, *flags) as adapter:
@@ -61,46 +63,36 @@ def everywhere(request: pytest.FixtureRequest, root: Path) -> Iterator[RunningAd
 
 
 @pytest.fixture
-async def mesh(everywhere: RunningAdapter) -> AsyncIterator[Mesh]:
+async def mesh(everywhere) -> AsyncIterator[Mesh]:
     """Started, in front of an adapter with nothing loaded."""
     async with started(everywhere) as mesh:
         yield mesh
     unload_all(everywhere)
 
 
-class started:  # noqa: N801 - reads as a sentence
-    def __init__(self, adapter: RunningAdapter) -> None:
-        listeners = adapter.listeners
-        self._mesh = Mesh(listeners["grpc"], listeners.get("grpc_data", listeners["grpc"]))
-        # a busy machine may not answer in 500 ms, and what is predicted is looked at here
-        self._mesh.predict_seconds = 60
+@asynccontextmanager
+async def started(adapter: RunningAdapter) -> AsyncIterator[Mesh]:
+    listeners = adapter.listeners
+    mesh = Mesh(listeners["grpc"], listeners.get("grpc_data", listeners["grpc"]))
+    # a busy machine may not answer in 500 ms, and what is predicted is looked at here
+    mesh.predict_seconds = 60
+    await mesh.start()
+    yield mesh
+    await mesh.close()
 
-    async def __aenter__(self) -> Mesh:
-        await self._mesh.start()
-        return self._mesh
 
-    async def __aexit__(self, *_: object) -> None:
-        await self._mesh.close()
+async def ask(mesh: Mesh, model_id: str, *values: float) -> tuple[str, list[float]]:
+    """Return the model's name and values in the answer to a request that names another model."""
+    request = infer_request("a-vmodel", *values).SerializeToString()
+    answer = v2.ModelInferResponse.FromString(await mesh.infer(INFER, model_id, request))
+    return answer.model_name, values_of(answer)
 
 
 @pytest.fixture
-def package(root: Path) -> Iterator[Path]:
+def package(root) -> Iterator[Path]:
     folder = Path(tempfile.mkdtemp(dir=root))
     yield folder
     shutil.rmtree(folder)
-
-
-def numbers(*values: float, name: str = "a-vmodel") -> bytes:
-    """A request of `identity`, with the name that a client knows."""
-    tensor = v2.ModelInferRequest.InferInputTensor(name="IN", datatype="FP32", shape=[len(values)])
-    raw = np.array(values, "<f4").tobytes()
-    request = v2.ModelInferRequest(model_name=name, inputs=[tensor], raw_input_contents=[raw])
-    return request.SerializeToString()
-
-
-def answered(raw: bytes) -> tuple[str, list[float]]:
-    answer = v2.ModelInferResponse.FromString(raw)
-    return answer.model_name, np.frombuffer(answer.raw_output_contents[0], "<f4").tolist()
 
 
 def left(adapter: RunningAdapter) -> tuple[list[str], set[str], list[str]]:
@@ -122,11 +114,9 @@ async def test_a_model_is_loaded_served_and_evicted(mesh, everywhere):
     assert loaded.predicted == DEFAULT
     sample = json.loads((EXAMPLES / "digits" / "sample.json").read_text())
     [image] = sample["inputs"]
-    tensor = v2.ModelInferRequest.InferInputTensor(
-        name="IMAGE", datatype="FP32", shape=image["shape"]
-    )
-    raw = np.array(image["data"], "<f4").tobytes()
-    request = v2.ModelInferRequest(model_name="v", inputs=[tensor], raw_input_contents=[raw])
+    request = infer_request("v", *image["data"])
+    request.inputs[0].name = "IMAGE"
+    request.inputs[0].shape[:] = image["shape"]
     headers = {"mm-vmodel-id": "v", "user-agent": "x", "grpc-timeout": "1n", "authorization": "k"}
 
     answer = v2.ModelInferResponse.FromString(
@@ -150,7 +140,7 @@ async def test_next_request_loads_removed_model_again(mesh, everywhere):
     with everywhere.client() as sagemaker:
         assert sagemaker.unload("m").status == 200
 
-    assert answered(await mesh.infer(INFER, "m", numbers(1, 2))) == ("m", [1, 2])
+    assert await ask(mesh, "m", 1, 2) == ("m", [1, 2])
     assert left(everywhere)[0] == ["m"]
 
 
@@ -176,7 +166,7 @@ async def test_one_connection_carries_everything_at_once(mesh, everywhere, packa
     slow = asyncio.create_task(mesh.load("slow", str(package)))
     await reached(gate)
 
-    answers = await asyncio.gather(*(mesh.infer(INFER, "served", numbers(n)) for n in range(50)))
+    answers = await asyncio.gather(*(ask(mesh, "served", n) for n in range(50)))
     predictions = await asyncio.gather(*(mesh.predict("p", "far/away", KEY) for _ in range(20)))
     await mesh.load("other", IDENTITY)
     await mesh.evict("other")
@@ -184,20 +174,8 @@ async def test_one_connection_carries_everything_at_once(mesh, everywhere, packa
     assert not slow.done()
     gate.open()
     await slow
-    assert [answered(answer)[1] for answer in answers] == [[n] for n in range(50)]
+    assert answers == [("served", [n]) for n in range(50)]
     assert set(predictions) == {DEFAULT}
-
-
-@once
-async def test_request_waits_for_the_load_in_progress(mesh, package, gate):
-    write_python_model(package, initialize=gate.statements)
-    slow = asyncio.create_task(mesh.load("slow", str(package)))
-    await reached(gate)
-    early = asyncio.create_task(mesh.infer(INFER, "slow", numbers(7)))
-    gate.open()
-
-    assert answered(await early) == ("slow", [7])
-    await slow
 
 
 @once
@@ -252,26 +230,11 @@ async def test_a_failed_load_says_why_in_tritons_words(mesh, everywhere, package
 
 
 @once
-async def test_load_is_exhausted_after_oom_beside_others(mesh, everywhere, package):
-    words = "Out of memory. Tried to allocate 2.00 GiB"
-    write_python_model(package, initialize=f"raise RuntimeError({words!r})")
-    await mesh.load("other", IDENTITY)
-
-    with pytest.raises(grpc.aio.AioRpcError) as failed:
-        await mesh.load("bad", str(package))
-
-    assert failed.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-    assert words in failed.value.details()
-    models, in_triton, folders = left(everywhere)
-    assert (models, len(in_triton), len(folders)) == (["other"], 1, 1)
-
-
-@once
 async def test_package_with_config_loads_whatever_its_format(mesh):
     key = json.dumps({"model_type": {"name": "xgboost", "version": "1"}})
     await mesh.load("m", IDENTITY, key)
 
-    assert answered(await mesh.infer(INFER, "m", numbers(3))) == ("m", [3])
+    assert await ask(mesh, "m", 3) == ("m", [3])
 
 
 @once
@@ -309,7 +272,7 @@ async def test_model_is_the_same_at_every_listener(mesh, everywhere):
         loaded = await mesh.load("theirs", IDENTITY)
         [model] = everywhere.state()["models"]  # before it grows under traffic
         assert sum(model["bytes"].values()) == loaded.size
-        assert answered(await mesh.infer(INFER, "theirs", numbers(3))) == ("theirs", [3])
+        assert await ask(mesh, "theirs", 3) == ("theirs", [3])
         await mesh.load("ours", DIGITS)
 
         names = [m["modelName"] for m in sagemaker.get("/models").json()["models"]]

@@ -54,14 +54,14 @@ def folder() -> Iterator[Path]:
 
 
 @pytest.fixture
-def root(tmp_path: Path) -> Path:
+def root(tmp_path) -> Path:
     made = tmp_path / "root"
     made.mkdir()
     return made
 
 
 @pytest.fixture
-def outage(folder: Path) -> Outage:
+def outage(folder) -> Outage:
     return Outage(folder)
 
 
@@ -82,7 +82,7 @@ async def mesh_before(outage: Outage, *flags: str) -> AsyncIterator[tuple[Mesh, 
 
 
 @pytest.fixture
-def elsewhere(folder: Path) -> Iterator[Elsewhere]:
+def elsewhere(folder) -> Iterator[Elsewhere]:
     made = Elsewhere(folder)
     made.start()
     yield made

@@ -53,7 +53,7 @@ def test_what_the_controllers_triton_offers_is_offered_here(name):
 
 
 @pytest.fixture(scope="module", params=["example", "serving-runtime-monitored"])
-def runtime(request: pytest.FixtureRequest) -> Iterator[tuple[dict[str, Any], Pod]]:
+def runtime(request) -> Iterator[tuple[dict[str, Any], Pod]]:
     spec = spec_of(request.param)
     with running_pod({one["name"]: one for one in spec["containers"]}) as pod:
         yield spec, pod

@@ -40,7 +40,7 @@ def folder() -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module")
-def adapter(folder: Path) -> Iterator[RunningAdapter]:
+def adapter(folder) -> Iterator[RunningAdapter]:
     """The mesh has one socket; the other is for inference alone."""
     sockets = (f"--grpc=unix:{folder}/rt.sock", f"--grpc-data=unix:{folder}/data.sock")
     with embedded_adapter(f"--model-roots={folder}", COMPLETE, *sockets) as adapter:

@@ -3,39 +3,18 @@
 import gzip
 import json
 from collections.abc import Iterator
-from contextlib import closing
-from http.client import HTTPConnection
 from pathlib import Path
 
 import pytest
 
-from tests.asking import Gate, binary_request, refusal, sized
+from tests.asking import binary_request, quoted, refusal, sized
+from tests.grpc_calls import write_decoupled_model
 from tests.running import COMPLETE, Client, Reply, RunningAdapter, embedded_adapter
-from tests.trees import CONFIG, infer_body, write_python_model
+from tests.trees import infer_body, write_python_model
 
 pytestmark = pytest.mark.triton
 
 VARIABLE = "SAGEMAKER_TRITON_INFERENCE_TYPE"
-# Answers twice, and in between waits for its gate, where it has one.
-_TWICE = """
-import pathlib, time
-import numpy
-import triton_python_backend_utils as pb_utils
-
-GATE = pathlib.Path({gate!r})
-
-class TritonPythonModel:
-    def execute(self, requests):
-        for request in requests:
-            value = pb_utils.get_input_tensor_by_name(request, "IN").as_numpy()[0]
-            sender = request.get_response_sender()
-            for times in (1, 2):
-                tensor = pb_utils.Tensor("OUT", numpy.array([times * value], numpy.float32))
-                sender.send(pb_utils.InferenceResponse([tensor]))
-                while times == 1 and not GATE.exists():
-                    time.sleep(0.01)
-            sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
-"""
 
 
 @pytest.fixture(scope="module")
@@ -43,10 +22,7 @@ def models(tmp_path_factory) -> Path:
     root = tmp_path_factory.mktemp("models")
     write_python_model(root / "plain")
     write_python_model(root / "raises", answer="raise ValueError('no such luck')")
-    write_python_model(
-        root / "twice", config=f"{CONFIG}model_transaction_policy {{ decoupled: true }}"
-    )
-    (root / "twice" / "1" / "model.py").write_text(_TWICE.format(gate=str(root / "gate")))
+    write_decoupled_model(root / "twice", answer="send(values); send(2 * values)")
     return root
 
 
@@ -58,14 +34,14 @@ def serving(models: Path, kind: str) -> RunningAdapter:
 
 
 @pytest.fixture(scope="module")
-def generating(models: Path) -> Iterator[RunningAdapter]:
+def generating(models) -> Iterator[RunningAdapter]:
     """`models` is its store, too."""
     with serving(models, "generate") as adapter:
         yield adapter
 
 
 @pytest.fixture(scope="module")
-def streaming(models: Path) -> Iterator[RunningAdapter]:
+def streaming(models) -> Iterator[RunningAdapter]:
     with serving(models, "generate_stream") as adapter, adapter.client() as client:
         assert client.load("twice", models / "twice").status == 200
         assert client.load("two times", models / "twice").status == 200
@@ -73,7 +49,7 @@ def streaming(models: Path) -> Iterator[RunningAdapter]:
 
 
 @pytest.fixture
-def client(generating: RunningAdapter) -> Iterator[Client]:
+def client(generating) -> Iterator[Client]:
     with generating.client() as client:
         yield client
 
@@ -97,7 +73,7 @@ def test_invocations_are_generate_of_the_single_model(client):
 @pytest.mark.parametrize("name", ["named", "a name"])
 def test_invoke_is_generate_under_the_callers_name(client, models, name):
     assert client.load(name, models / "plain").status == 200
-    path = f"/models/{name.replace(' ', '%20')}"
+    path = f"/models/{quoted(name)}"
     assert client.post(f"{path}/invoke", {"IN": 2.5}).json() == {
         "OUT": 2.5,
         "model_name": name,
@@ -139,14 +115,11 @@ def test_generate_refuses_raw_tensors(client):
 
 def test_generate_with_two_answers_is_an_error(client, models):
     """Triton 2.51 says 200 with the error as the body."""
-    gate = Gate(models / "gate")
-    gate.open()
     assert client.load("twice", models / "twice").status == 200
     reply = client.post("/models/twice/invoke", {"IN": 1.5})
     assert refusal(reply) == (400, "InvalidRequest", "twice")
     assert "exactly 1 response" in reply.error
     assert client.unload("twice").status == 200
-    gate.path.unlink()
 
 
 def test_raising_model_is_an_error_with_text(client, models):
@@ -157,20 +130,10 @@ def test_raising_model_is_an_error_with_text(client, models):
 
 
 @pytest.mark.parametrize("name", ["twice", "two times"])
-def test_each_decoupled_answer_is_an_event_immediately(streaming, models, name):
-    gate = Gate(models / "gate")
-    path = f"/models/{name.replace(' ', '%20')}/invoke"
-    with closing(HTTPConnection(streaming.http, timeout=30)) as connection:
-        connection.request("POST", path, json.dumps({"IN": 1.5}))
-        response = connection.getresponse()
-        first = json.loads(response.readline().removeprefix(b"data: "))
-        assert not gate.path.exists()
-        gate.open()
-        response.readline()
-        second = json.loads(response.readline().removeprefix(b"data: "))
-    assert [first["OUT"], second["OUT"]] == [1.5, 3.0]
-    assert first["model_name"] == second["model_name"] == name
-    gate.path.unlink()
+def test_each_decoupled_answer_is_an_event(streaming, name):
+    with streaming.client() as client:
+        found = events(client.post(f"/models/{quoted(name)}/invoke", {"IN": 1.5}))
+    assert [(each["model_name"], each["OUT"]) for each in found] == [(name, 1.5), (name, 3.0)]
 
 
 def test_an_ordinary_model_streams_its_one_answer(streaming):

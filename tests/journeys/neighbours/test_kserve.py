@@ -25,7 +25,7 @@ def container() -> dict:
 
 
 @pytest.fixture
-def mounted(tmp_path: Path) -> Path:
+def mounted(tmp_path) -> Path:
     (tmp_path / "mnt").mkdir()
     return tmp_path / "mnt"
 
@@ -38,13 +38,13 @@ def started(container: dict, mounted: Path) -> RunningAdapter:
 
 
 @pytest.fixture
-def served(container: dict, mounted: Path) -> Iterator[RunningAdapter]:
+def served(container, mounted) -> Iterator[RunningAdapter]:
     with started(container, mounted) as adapter:
         yield adapter
 
 
 @pytest.fixture
-def agent(served: RunningAdapter, mounted: Path, tmp_path: Path) -> Iterator[Agent]:
+def agent(served, mounted, tmp_path) -> Iterator[Agent]:
     """Versions 1 and 2 of a model are in its storage; they answer once and twice what they get."""
     for version, answer in (("1", "pass"), ("2", "values = 2 * values")):
         write_python_model(tmp_path / "storage" / version, answer=answer)

@@ -9,7 +9,7 @@ import pytest
 from adapter._proto import model_runtime_pb2 as pb
 from tests.grpc_calls import calls_to, infer_request
 from tests.grpc_calls import pb as v2
-from tests.running import EXAMPLES, Client, RunningAdapter
+from tests.running import EXAMPLES, Client
 from tests.trees import infer_body
 
 pytestmark = pytest.mark.triton
@@ -24,21 +24,21 @@ def named() -> tuple[dict[str, str], dict[str, str]]:
     return headers, {"request_id": request, "trace_id": trace}
 
 
-def test_settings_in_force_are_shown_with_origin(adapter: RunningAdapter):
+def test_settings_in_force_are_shown_with_origin(adapter):
     with Client(adapter.admin) as admin:
         told = admin.get("/debug/config").json()
     assert told["triton"] == {"value": "embedded", "origin": "flag --triton"}
     assert told["drain_min_seconds"] == {"value": 0.0, "origin": "default"}
 
 
-def test_each_task_tells_where_it_stands(adapter: RunningAdapter):
+def test_each_task_tells_where_it_stands(adapter):
     with Client(adapter.admin) as admin:
         told = admin.get("/debug/tasks").body.decode()
     [chain] = [text for text in told.split("\n\n") if text.startswith("housekeeping:")]
     assert "in Housekeeping.run" in chain
 
 
-def test_http_operations_are_logged_with_request_names(adapter: RunningAdapter, client: Client):
+def test_http_operations_are_logged_with_request_names(adapter, client):
     for event, method, path, body in (
         ("model.loaded", "POST", "/models", {"model_name": "m", "url": str(ECHO)}),
         ("request.failed", "POST", "/models/none/invoke", infer_body(1.0)),
@@ -52,7 +52,7 @@ def test_http_operations_are_logged_with_request_names(adapter: RunningAdapter, 
         adapter.wait_for(event, **fields)
 
 
-def test_good_inference_returns_its_id_unlogged(adapter: RunningAdapter, client: Client):
+def test_good_inference_returns_its_id_unlogged(adapter, client):
     assert client.load("m", ECHO).status == 200
     headers, fields = named()
     for path in ("/models/m/invoke", "/v2/models/m/infer"):
@@ -62,7 +62,7 @@ def test_good_inference_returns_its_id_unlogged(adapter: RunningAdapter, client:
     assert not [line for line in adapter.lines if fields.items() <= line.items()]
 
 
-def test_invalid_trace_context_is_not_logged(adapter: RunningAdapter, client: Client):
+def test_invalid_trace_context_is_not_logged(adapter, client):
     headers, fields = named()
     headers["traceparent"] = "00-shorter-than-it-has-to-be-01"
     ask = partial(client.post, "/models/none/invoke", infer_body(1.0), headers)
@@ -70,9 +70,7 @@ def test_invalid_trace_context_is_not_logged(adapter: RunningAdapter, client: Cl
     assert "trace_id" not in line
 
 
-def test_grpc_operations_are_logged_with_request_names(
-    adapter: RunningAdapter,
-):
+def test_grpc_operations_are_logged_with_request_names(adapter):
     with calls_to(adapter.grpc) as calls:
         for event, method, message in (
             ("model.loaded", "RepositoryModelLoad", v2.RepositoryModelLoadRequest),
@@ -91,7 +89,7 @@ def test_grpc_operations_are_logged_with_request_names(
         )
 
 
-def test_mesh_operations_are_logged_with_request_names(adapter: RunningAdapter):
+def test_mesh_operations_are_logged_with_request_names(adapter):
     asks = (
         ("model.loaded", "loadModel", pb.LoadModelRequest(modelId="m", modelPath=str(ECHO))),
         ("model.unloaded", "unloadModel", pb.UnloadModelRequest(modelId="m")),

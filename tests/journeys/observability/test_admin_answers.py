@@ -9,7 +9,7 @@ import pytest
 
 from tests.cases import rows
 from tests.constants import ADMIN_BODY
-from tests.running import COMPLETE, Client, RunningAdapter, embedded_adapter
+from tests.running import COMPLETE, Client, embedded_adapter
 
 pytestmark = pytest.mark.triton
 
@@ -17,7 +17,7 @@ ELSEWHERE = {"Origin": "https://evil.example", "Sec-Fetch-Site": "cross-site"}
 
 
 @pytest.fixture
-def admin(shared_adapter: RunningAdapter) -> Iterator[Client]:
+def admin(shared_adapter) -> Iterator[Client]:
     with Client(shared_adapter.admin) as client:
         yield client
 

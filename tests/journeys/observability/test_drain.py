@@ -7,13 +7,12 @@ import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from http.client import RemoteDisconnected
-from pathlib import Path
 
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2
 
-from tests.asking import Gate, background
+from tests.asking import background
 from tests.grpc_calls import calls_to, infer_request
 from tests.running import COMPLETE, EXAMPLES, Client, RunningAdapter, embedded_adapter, wait_until
 from tests.trees import write_python_model
@@ -94,7 +93,7 @@ class OpenStream:
         self._more.set()
 
 
-def test_sigterm_under_load_loses_no_answer(tmp_path: Path, gate: Gate) -> None:
+def test_sigterm_under_load_loses_no_answer(tmp_path, gate):
     slow = write_python_model(tmp_path / "slow", answer=gate.statements)
     flags = (f"--model-roots={tmp_path}", f"--model-roots={EXAMPLES}", "--drain-min-seconds=3")
     flags += ("--grpc-data=127.0.0.1:0",)
@@ -131,7 +130,7 @@ def test_sigterm_under_load_loses_no_answer(tmp_path: Path, gate: Gate) -> None:
         assert adapter.process.wait(40) == 0
 
 
-def test_requests_are_answered_after_listeners_close(tmp_path: Path, gate: Gate) -> None:
+def test_requests_are_answered_after_listeners_close(tmp_path, gate):
     slow = write_python_model(tmp_path / "slow", answer=gate.statements)
     with (
         embedded_adapter(f"--model-roots={tmp_path}", COMPLETE) as adapter,
@@ -165,7 +164,7 @@ def is_refused(address: str) -> bool:
         return False
 
 
-def test_drain_waits_for_requests_and_refuses_loads(tmp_path: Path, gate: Gate) -> None:
+def test_drain_waits_for_requests_and_refuses_loads(tmp_path, gate):
     slow = write_python_model(tmp_path / "slow", answer=gate.statements)
     listener = tmp_path / "admin.sock"
     flags = (f"--model-roots={tmp_path}", f"--model-roots={EXAMPLES}", f"--admin=unix:{listener}")
@@ -194,7 +193,7 @@ def test_drain_waits_for_requests_and_refuses_loads(tmp_path: Path, gate: Gate) 
         assert client.invoke("slow").status == 200
 
 
-def test_drain_past_its_time_says_what_is_left(tmp_path: Path, gate: Gate) -> None:
+def test_drain_past_its_time_says_what_is_left(tmp_path, gate):
     slow = write_python_model(tmp_path / "slow", initialize=gate.statements)
     with (
         embedded_adapter(f"--model-roots={tmp_path}", COMPLETE) as adapter,
@@ -211,7 +210,7 @@ def test_drain_past_its_time_says_what_is_left(tmp_path: Path, gate: Gate) -> No
         assert outcome(drain(adapter)) == (0, "")
 
 
-def test_health_stream_ends_when_the_drain_begins() -> None:
+def test_health_stream_ends_when_the_drain_begins():
     with embedded_adapter() as adapter, grpc.insecure_channel(adapter.grpc) as channel:
         watch = channel.unary_stream(
             "/grpc.health.v1.Health/Watch",

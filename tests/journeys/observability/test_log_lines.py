@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -10,7 +9,7 @@ import pytest
 
 from adapter._proto import model_runtime_pb2 as mesh
 from tests.grpc_calls import calls_to
-from tests.running import EXAMPLES, Client, RunningAdapter, embedded_adapter
+from tests.running import EXAMPLES, RunningAdapter, embedded_adapter
 from tests.trees import infer_body
 
 pytestmark = pytest.mark.triton
@@ -18,9 +17,7 @@ pytestmark = pytest.mark.triton
 IDENTITY = EXAMPLES / "identity"
 
 
-def test_failed_http_request_is_logged_with_details(
-    adapter: RunningAdapter, client: Client
-) -> None:
+def test_failed_http_request_is_logged_with_details(adapter, client):
     asked = [
         ("POST", "/models/none-1/invoke", infer_body(1.0), 404, "none-1"),
         ("DELETE", "/models/none-2", None, 404, "none-2"),
@@ -36,9 +33,7 @@ def test_failed_http_request_is_logged_with_details(
     assert (line["method"], line["status"], line["error"]) == ("PUT", 405, "MethodNotAllowed")
 
 
-def test_failed_grpc_request_is_logged_with_details(
-    adapter: RunningAdapter,
-) -> None:
+def test_failed_grpc_request_is_logged_with_details(adapter):
     for listener in ("grpc", "grpc_data"):
         with calls_to(adapter.listeners[listener]) as calls:
             ask = partial(calls.refused_infer, f"none-{listener}", 1.0)
@@ -56,9 +51,7 @@ def test_failed_grpc_request_is_logged_with_details(
     assert (line["listener"], line["status"]) == ("grpc", "INVALID_ARGUMENT")
 
 
-def test_refused_or_failed_load_is_logged_once(
-    adapter: RunningAdapter, client: Client, package: Path
-) -> None:
+def test_refused_or_failed_load_is_logged_once(adapter, client, package):
     (package / "1").mkdir()
     (package / "1" / "model.py").write_text("raise RuntimeError('no')")
     (package / "config.pbtxt").write_text('backend: "python"')
@@ -77,7 +70,7 @@ def test_refused_or_failed_load_is_logged_once(
     ] == []
 
 
-def test_load_and_unload_are_logged_with_sizes(adapter: RunningAdapter, client: Client) -> None:
+def test_load_and_unload_are_logged_with_sizes(adapter, client):
     assert client.load("freed", IDENTITY).status == 200
     assert client.unload("freed").status == 200
     events = ["model.loading", "model.loaded", "model.unloading", "model.unloaded"]
@@ -109,7 +102,7 @@ def only(lines: list[dict[str, Any]], **fields: object) -> dict[str, Any]:
     return line
 
 
-def test_debug_log_shows_load_steps_and_admission(told: RunningAdapter) -> None:
+def test_debug_log_shows_load_steps_and_admission(told):
     steps = [line for line in told.events("model.step") if line["model_id"] == "identity"]
     assert [line["waits_for"] for line in steps] == [
         *("package", "turn", "files", "triton"),
@@ -121,7 +114,7 @@ def test_debug_log_shows_load_steps_and_admission(told: RunningAdapter) -> None:
     assert admitted["level"] == "debug"
 
 
-def test_debug_log_shows_control_calls_to_triton(told: RunningAdapter) -> None:
+def test_debug_log_shows_control_calls_to_triton(told):
     calls = told.events("triton.called")
     for method in ("load_model", "unload_model"):
         line = only(calls, method=method, model_id="identity")
@@ -129,9 +122,7 @@ def test_debug_log_shows_control_calls_to_triton(told: RunningAdapter) -> None:
         assert line["seconds"] > 0
 
 
-def test_debug_log_shows_requests_with_tritons_time(
-    told: RunningAdapter,
-) -> None:
+def test_debug_log_shows_requests_with_tritons_time(told):
     line = told.wait_for("request.answered", frontend="sagemaker", method="invoke")
     assert (line["model_id"], line["status"]) == ("identity", 200)
     assert line["seconds"] >= line["triton_seconds"] > 0
@@ -139,11 +130,11 @@ def test_debug_log_shows_requests_with_tritons_time(
     assert (line["model_id"], line["status"]) == ("identity", "OK")
 
 
-def test_debug_log_shows_refused_loads_as_requests(told: RunningAdapter) -> None:
+def test_debug_log_shows_refused_loads_as_requests(told):
     line = told.wait_for("request.failed", model_id="refused-once")
     assert (line["level"], line["status"]) == ("debug", 400)
 
 
-def test_debug_is_of_the_adapter_alone(told: RunningAdapter) -> None:
+def test_debug_is_of_the_adapter_alone(told):
     loggers = {line["logger"] for line in told.lines if line["level"] == "debug"}
     assert {name.partition(".")[0] for name in loggers} == {"adapter"}

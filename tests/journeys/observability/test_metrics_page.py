@@ -47,7 +47,7 @@ def series_of(text: str) -> set[str]:
     return {line.rpartition(" ")[0] for line in text.splitlines() if not line.startswith("#")}
 
 
-def test_nothing_that_callers_choose_makes_a_series(adapter: RunningAdapter):
+def test_nothing_that_callers_choose_makes_a_series(adapter):
     ask_of_everything(adapter, "any")  # a second load has a size that was learned from the first
     first, second = f"first{secrets.token_hex(4)}", f"second{secrets.token_hex(4)}"
     ask_of_everything(adapter, first)
@@ -59,7 +59,7 @@ def test_nothing_that_callers_choose_makes_a_series(adapter: RunningAdapter):
     assert second not in after.lower()
 
 
-def test_a_model_is_named_while_it_is_loaded(adapter: RunningAdapter):
+def test_a_model_is_named_while_it_is_loaded(adapter):
     name = f'a"b\\n{secrets.token_hex(4)}\n# EOF'
     label = 'model="' + name.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"') + '"'
     with adapter.client() as client:
@@ -93,7 +93,7 @@ PROMETHEUS = (
         ("application/openmetrics-text;version=x", "text/plain; version=0.0.4", b"\n"),
     ],
 )
-def test_log_has_the_requested_form(adapter: RunningAdapter, accept, content_type, end):
+def test_log_has_the_requested_form(adapter, accept, content_type, end):
     with Client(adapter.admin) as admin:
         reply = admin.get("/metrics", Accept=accept)
     assert reply.status == 200
@@ -106,7 +106,7 @@ def test_log_has_the_requested_form(adapter: RunningAdapter, accept, content_typ
     ("accepted", "is_packed"),
     [("gzip", True), ("deflate, GZIP;q=0.8", True), ("identity", False), ("br", False)],
 )
-def test_page_is_compressed_for_clients_that_can(adapter: RunningAdapter, accepted, is_packed):
+def test_page_is_compressed_for_clients_that_can(adapter, accepted, is_packed):
     with Client(adapter.admin) as admin:
         reply = admin.get("/metrics", **{"Accept-Encoding": accepted})
         bare = admin.get("/metrics")
@@ -119,7 +119,7 @@ def test_page_is_compressed_for_clients_that_can(adapter: RunningAdapter, accept
         assert len(reply.body) * 4 < len(text)
 
 
-def test_a_ping_is_counted_as_one(adapter: RunningAdapter):
+def test_a_ping_is_counted_as_one(adapter):
     series = 'triton_adapter_requests_total{code="200",frontend="sagemaker",method="ping"}'
     before = counted(adapter, series)
     with adapter.client() as client:
@@ -128,12 +128,12 @@ def test_a_ping_is_counted_as_one(adapter: RunningAdapter):
 
 
 @needs_promtool
-def test_promtool_finds_no_fault(adapter: RunningAdapter):
+def test_promtool_finds_no_fault(adapter):
     ask_of_everything(adapter, "any")
     promtool("check", "metrics", given=page(adapter).encode())
 
 
-def test_request_time_is_tritons_and_the_adapters(adapter: RunningAdapter):
+def test_request_time_is_tritons_and_the_adapters(adapter):
     labels = '{frontend="sagemaker",method="invoke"}'
     names = ("request", "upstream", "overhead")
 
@@ -159,7 +159,7 @@ def test_request_time_is_tritons_and_the_adapters(adapter: RunningAdapter):
 
 
 @pytest.mark.parametrize("way", ["planned", "handled"])
-def test_slow_callers_time_is_not_the_adapters(adapter: RunningAdapter, way):
+def test_slow_callers_time_is_not_the_adapters(adapter, way):
     """A small body is gathered before Triton is asked. A repeated header has no plan."""
     labels = '{frontend="sagemaker",method="invoke"}'
     with adapter.client() as client:
@@ -195,7 +195,7 @@ def test_slow_callers_time_is_not_the_adapters(adapter: RunningAdapter, way):
     assert own < callers
 
 
-def test_metrics_show_build_and_idle_times(adapter: RunningAdapter):
+def test_metrics_show_build_and_idle_times(adapter):
     found = page(adapter)
     assert re.search(
         r'^triton_adapter_build_info\{python="3[^"]*",triton="embedded",version="',

@@ -24,7 +24,7 @@ WHOLE = CONFIG + 'parameters { key: "memory_bytes" value { string_value: "960MiB
 
 
 @pytest.fixture
-def adapter(tmp_path: Path) -> Iterator[RunningAdapter]:
+def adapter(tmp_path) -> Iterator[RunningAdapter]:
     flags = ("--memory-limit=1GiB", f"--model-roots={tmp_path}")
     for name in ("one", "two"):
         write_python_model(tmp_path / "store" / name, config=WHOLE)
@@ -34,15 +34,13 @@ def adapter(tmp_path: Path) -> Iterator[RunningAdapter]:
 
 
 @pytest.fixture
-def prometheus(adapter: RunningAdapter, tmp_path: Path) -> Iterator[Prometheus]:
+def prometheus(adapter, tmp_path) -> Iterator[Prometheus]:
     with prometheus_in(tmp_path, ALERTS.read_text()) as running:
         running.watch(adapter.admin, pod="p")
         yield running
 
 
-def test_prometheus_sees_the_first_507_of_an_adapter(
-    adapter: RunningAdapter, prometheus: Prometheus, tmp_path: Path
-):
+def test_prometheus_sees_the_first_507_of_an_adapter(adapter, prometheus, tmp_path):
     play(adapter, prometheus, tmp_path)
     for what in (
         'triton_adapter_requests_total{method="load",code="507"}',
@@ -89,9 +87,7 @@ _WITHOUT_EVENTS = {
 }
 
 
-def test_every_panel_has_data_and_no_alert_fires(
-    adapter: RunningAdapter, prometheus: Prometheus, tmp_path: Path
-):
+def test_every_panel_has_data_and_no_alert_fires(adapter, prometheus, tmp_path):
     prometheus.watch(triton_metrics(adapter), pod="p")
     play(adapter, prometheus, tmp_path)
     play_endpoint(adapter)
@@ -122,9 +118,7 @@ HOSTILE = [
 ]
 
 
-def test_prometheus_keeps_any_model_name(
-    adapter: RunningAdapter, prometheus: Prometheus, tmp_path: Path
-):
+def test_prometheus_keeps_any_model_name(adapter, prometheus, tmp_path):
     package = write_python_model(tmp_path / "a")
     with adapter.client() as client:
         for name in HOSTILE:

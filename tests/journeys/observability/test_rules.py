@@ -12,7 +12,7 @@ from tests.cases import rows
 from tests.docs.pages import anchors
 from tests.journeys.observability.prometheus import triton_metrics
 from tests.journeys.observability.promtool import needs_promtool, promtool
-from tests.running import EXAMPLES, Client, RunningAdapter
+from tests.running import EXAMPLES, Client
 
 ROOT = Path(__file__).parents[3]
 FILES = ROOT / "charts" / "triton-adapter" / "files"
@@ -75,7 +75,7 @@ def test_every_metric_of_an_expression_exists(expression):
 
 
 @pytest.mark.triton
-def test_every_metric_of_triton_that_is_shown_exists(adapter: RunningAdapter, client: Client):
+def test_every_metric_of_triton_that_is_shown_exists(adapter, client):
     assert client.load("echo", EXAMPLES / "identity").status == 200  # now its series are there
     with Client(triton_metrics(adapter)) as triton:
         page = triton.get("/metrics").body.decode()

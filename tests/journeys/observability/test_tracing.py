@@ -57,19 +57,19 @@ def spans() -> Iterator[tuple[Collector, str]]:
 
 
 @pytest.fixture(scope="module")
-def found(spans: tuple[Collector, str]) -> Collector:
+def found(spans) -> Collector:
     return spans[0]
 
 
 @pytest.fixture(scope="module")
-def traced(spans: tuple[Collector, str], model_root) -> Iterator[RunningAdapter]:
+def traced(spans, model_root) -> Iterator[RunningAdapter]:
     environ = {ENDPOINT: spans[1], "OTEL_BSP_SCHEDULE_DELAY": "50"}
     with adapter_to(spans[1], environ, f"--model-roots={model_root}") as adapter:
         yield adapter
 
 
 @pytest.fixture(scope="module")
-def untraced(spans: tuple[Collector, str]) -> Iterator[RunningAdapter]:
+def untraced(spans) -> Iterator[RunningAdapter]:
     with adapter_to(spans[1], {}) as adapter:
         yield adapter
 

@@ -9,7 +9,7 @@ from tests.running import EXAMPLES, Client, RunningAdapter, unload_all
 
 
 @pytest.fixture(scope="module")
-def served(shared_adapter: RunningAdapter) -> Iterator[RunningAdapter]:
+def served(shared_adapter) -> Iterator[RunningAdapter]:
     """The shared adapter with `echo` loaded. A module takes either this or `adapter`."""
     with shared_adapter.client() as client:
         assert client.load("echo", EXAMPLES / "identity").status == 200
@@ -18,13 +18,13 @@ def served(shared_adapter: RunningAdapter) -> Iterator[RunningAdapter]:
 
 
 @pytest.fixture
-def caller(served: RunningAdapter) -> Iterator[Client]:
+def caller(served) -> Iterator[Client]:
     with served.client() as client:
         yield client
 
 
 @pytest.fixture
-def raw_triton(served: RunningAdapter) -> Iterator[Client]:
+def raw_triton(served) -> Iterator[Client]:
     """The Triton behind the adapter, asked directly."""
     with triton_client(served) as client:
         yield client

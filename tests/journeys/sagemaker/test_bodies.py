@@ -13,7 +13,7 @@ from tests.asking import (
     sized,
 )
 from tests.journeys.memory.models import metric
-from tests.running import Client, RunningAdapter, wait_until
+from tests.running import RunningAdapter, wait_until
 from tests.trees import infer_body
 
 pytestmark = pytest.mark.triton
@@ -42,18 +42,7 @@ def reset_peak(pid: int) -> None:
     Path(f"/proc/{pid}/clear_refs").write_text("5")
 
 
-def test_chunked_body_counts_as_a_whole_one(caller: Client) -> None:
-    raw = json.dumps(infer_body(1.5)).encode()
-    reply = caller.post(_PATH, iter([raw[i : i + 1] for i in range(len(raw))]))
-    assert (reply.status, reply.data) == (200, [1.5])
-
-    body, json_bytes = binary_request(_MIB)
-    reply = caller.post(_PATH, iter([body[:100], body[100:]]), sized(json_bytes))
-    assert reply.status == 200
-    assert reply.body.endswith(body[json_bytes:])
-
-
-def test_expecting_client_gets_100_continue(served: RunningAdapter) -> None:
+def test_expecting_client_gets_100_continue(served):
     body = json.dumps(infer_body(2.0)).encode()
     with RawConnection(served.http) as connection:
         connection.send(head(f"Content-Length: {len(body)}", "Expect: 100-continue"))
@@ -64,7 +53,7 @@ def test_expecting_client_gets_100_continue(served: RunningAdapter) -> None:
     assert (status, json.loads(answer)["outputs"][0]["data"]) == (200, [2.0])
 
 
-def test_large_bodies_pass_without_being_held(served: RunningAdapter) -> None:
+def test_large_bodies_pass_without_being_held(served):
     callers = 3
     body, json_bytes = binary_request(60 * _MIB // 4)
     pid = served.process.pid
@@ -83,7 +72,7 @@ def test_large_bodies_pass_without_being_held(served: RunningAdapter) -> None:
     assert peak_rss(pid) - before < len(body) * callers / 3 + 16 * _MIB
 
 
-def test_body_over_the_limit_is_refused_unsent(served: RunningAdapter) -> None:
+def test_body_over_the_limit_is_refused_unsent(served):
     with RawConnection(served.http) as connection:
         connection.send(head(f"Content-Length: {2**31}"))
 
@@ -95,9 +84,7 @@ def test_body_over_the_limit_is_refused_unsent(served: RunningAdapter) -> None:
 
 @pytest.mark.parametrize("length", [1000, 20 * _MIB], ids=["small", "streamed"])
 @pytest.mark.parametrize("is_chunked", [False, True], ids=["whole", "chunked"])
-def test_caller_leaving_an_upload_leaves_nothing(
-    served: RunningAdapter, caller: Client, length: int, is_chunked: bool
-) -> None:
+def test_caller_leaving_an_upload_leaves_nothing(served, caller, length, is_chunked):
     half = b"x" * (length // 2)
     with RawConnection(served.http) as connection:
         if is_chunked:
@@ -111,7 +98,7 @@ def test_caller_leaving_an_upload_leaves_nothing(
     assert caller.post(_PATH, infer_body(1.0)).status == 200
 
 
-def test_refused_bodies_leave_the_connection_in_step(served: RunningAdapter) -> None:
+def test_refused_bodies_leave_the_connection_in_step(served):
     """What was not read of a refused body must never be taken for the next request."""
     with served.client() as client:
         for _ in range(3):

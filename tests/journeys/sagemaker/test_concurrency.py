@@ -1,11 +1,9 @@
 """One model's load and unload are nobody else's business."""
 
-from pathlib import Path
-
 import pytest
 
 from tests.asking import Gate, background
-from tests.running import EXAMPLES, Client, RunningAdapter, wait_until
+from tests.running import EXAMPLES, Client, wait_until
 from tests.trees import write_python_model
 
 pytestmark = pytest.mark.triton
@@ -18,9 +16,7 @@ def invoke_often(client: Client) -> set[int]:
     return {client.invoke("echo").status for _ in range(20)}
 
 
-def test_requests_wait_for_no_other_models_load(
-    adapter: RunningAdapter, client: Client, package: Path, tmp_path: Path
-) -> None:
+def test_requests_wait_for_no_other_models_load(adapter, client, package, tmp_path):
     """Each stands still until all the others have been answered."""
     load, answer = Gate(tmp_path / "load"), Gate(tmp_path / "answer")
     write_python_model(package, initialize=load.statements, answer=answer.statements)
@@ -50,7 +46,7 @@ def test_requests_wait_for_no_other_models_load(
         assert unloading.result().status == 200
 
 
-def test_racing_loads_of_a_name_agree_finally(adapter: RunningAdapter, client: Client) -> None:
+def test_racing_loads_of_a_name_agree_finally(adapter, client):
     with background(adapter) as others:
         loads = [others.ask(lambda c: c.load("echo", EXAMPLES / "identity")) for _ in range(6)]
         statuses = sorted(each.result().status for each in loads)

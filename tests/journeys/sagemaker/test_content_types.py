@@ -18,11 +18,9 @@ from tests.asking import refusal
 from tests.cases import rows
 from tests.journeys.sagemaker.test_bodies import peak_rss, reset_peak
 from tests.running import (
-    COMPLETE,
     Client,
     Reply,
     RunningAdapter,
-    embedded_adapter,
     unload_all,
 )
 from tests.trees import write_python_model
@@ -79,7 +77,7 @@ parameters { key: "adapter_content_types" value { string_value: "image/*" } }
 
 
 @pytest.fixture(scope="module")
-def typed(shared_adapter: RunningAdapter, model_root: Path) -> Iterator[RunningAdapter]:
+def typed(shared_adapter, model_root) -> Iterator[RunningAdapter]:
     with shared_adapter.client() as client:
         for name, text in MODELS.items():
             answer = BOTH if name == "two" else "pass"
@@ -105,7 +103,7 @@ def typed(shared_adapter: RunningAdapter, model_root: Path) -> Iterator[RunningA
 
 
 @pytest.fixture
-def caller(typed: RunningAdapter) -> Iterator[Client]:
+def caller(typed) -> Iterator[Client]:
     with typed.client() as client:
         yield client
 
@@ -152,7 +150,7 @@ def told(reply: Reply) -> Any:
 
 
 @rows("case", SENT)
-def test_sdk_serializers_read_what_they_asked_for(caller: Client, case: dict[str, Any]) -> None:
+def test_sdk_serializers_read_what_they_asked_for(caller, case):
     body = base64.b64decode(case["body"])
     reply = caller.post("/models/numbers/invoke", body, case["headers"])
     # bytes without a shape are one example
@@ -164,7 +162,7 @@ def test_sdk_serializers_read_what_they_asked_for(caller: Client, case: dict[str
     assert reply.headers["Content-Type"] == (JSON if accepted == "*/*" else accepted)
 
 
-def test_curl_has_the_answer_to_a_jpeg(typed: RunningAdapter, tmp_path: Path) -> None:
+def test_curl_has_the_answer_to_a_jpeg(typed, tmp_path):
     image = tmp_path / "image.jpg"
     image.write_bytes(JPEG)
     url = f"http://{typed.http}/models/images/invoke"
@@ -186,23 +184,21 @@ def test_curl_has_the_answer_to_a_jpeg(typed: RunningAdapter, tmp_path: Path) ->
         *((NPY, saved(np.array(VALUES, "f4"))), (CSV, b"0,1.5,2\n3,4,5\n")),
     ],
 )
-def test_any_body_type_has_any_answer_type(
-    caller: Client, content_type: str, body: bytes, accept: str
-) -> None:
+def test_any_body_type_has_any_answer_type(caller, content_type, body, accept):
     reply = invoke(caller, "numbers", body, content_type, accept)
     assert told(reply) == VALUES
     wanted = JSON if accept in {"", "*/*"} else accept
     assert reply.headers["Content-Type"].partition(";")[0] == wanted
 
 
-def test_bytes_are_one_example_of_their_values(caller: Client) -> None:
+def test_bytes_are_one_example_of_their_values(caller):
     raw = np.array([1, 2, 3], "<f4").tobytes()
     reply = invoke(caller, "numbers", raw, RAW, RAW)
     assert (reply.headers["Content-Type"], reply.body) == (RAW, raw)
     assert refusal(invoke(caller, "numbers", raw[:-1], RAW))[0] == 400
 
 
-def test_a_string_is_the_body_as_it_is(caller: Client) -> None:
+def test_a_string_is_the_body_as_it_is(caller):
     every = bytes(range(256)) * 3
     for body in (every, every * 10_000):  # whole, and as a stream
         assert invoke(caller, "images", body, "image/png", RAW).body == body
@@ -218,9 +214,7 @@ def test_a_string_is_the_body_as_it_is(caller: Client) -> None:
         *(("numbers", "application/x-www-form-urlencoded"), ("numbers", "text/libsvm")),
     ],
 )
-def test_other_content_type_is_415_with_a_list(
-    caller: Client, name: str, content_type: str
-) -> None:
+def test_other_content_type_is_415_with_a_list(caller, name, content_type):
     reply = invoke(caller, name, b"\1\2\3\4", content_type)
     assert refusal(reply) == (415, "UnsupportedMediaType", name)
     assert reply.headers["Accept"] in reply.error
@@ -257,9 +251,7 @@ EITHER = f"{JSON}, {BINARY}"
         ("numbers", (JSON, tensor("FP32", [1, 1], [1])), TEXT, f"it is FP32 and no string; {ANY}"),
     ],
 )
-def test_unacceptable_answer_is_406_with_types(
-    caller: Client, name: str, sent: tuple[str, Any], accept: str, why: str
-) -> None:
+def test_unacceptable_answer_is_406_with_types(caller, name, sent, accept, why):
     content_type, body = sent
     reply = invoke(caller, name, body, content_type, accept)
     assert refusal(reply) == (406, "NotAcceptable", name)
@@ -267,7 +259,7 @@ def test_unacceptable_answer_is_406_with_types(
 
 
 @rows("accept", [TEXT, f"{TEXT}; charset=utf-8", "text/*", f"text/html, {TEXT};q=0.1"])
-def test_one_string_is_text_for_who_accepts_that(caller: Client, accept: str) -> None:
+def test_one_string_is_text_for_who_accepts_that(caller, accept):
     for said in ("é " * 20, "é " * MIB):  # whole, and as a stream
         reply = invoke(caller, "texts", said.encode(), TEXT, accept)
         assert (reply.status, reply.body.decode()) == (200, said)
@@ -278,18 +270,11 @@ def test_one_string_is_text_for_who_accepts_that(caller: Client, accept: str) ->
     ("name", "content_type", "body", "why"),
     [
         ("strict", CSV, b"1,2\n3", "row 2 has 1 values"),
-        ("strict", CSV, b"a,b\n1,2", "'a' is not a valid FP32"),
         ("strict", CSV, b"", "no values"),
-        ("strict", CSV, b"\xff\xd8", "no number"),
         ("strict", NPY, b"", "within its head"),
-        ("strict", NPY, b"x" * 100, "does not begin"),
         ("strict", NPY, saved(np.zeros((2, 2), "f4"))[:-1], "the body has 15 of the 16 bytes"),
         ("strict", NPY, saved(np.zeros((2, 2), "f4")) + b"x", "more than the 16 bytes"),
-        ("strict", NPY, saved(np.zeros((2, 2), "f8")), "the array is FP64"),
-        ("strict", NPY, saved(np.zeros((2, 2), ">f4")), "little-endian"),
-        ("strict", NPY, saved(np.zeros((2, 2), "f4", "F")), "Fortran"),
         ("strict", NPY, saved(np.zeros((2, 2, 2), "f4")), "shape"),
-        ("strict", NPY, saved(np.array(b"x")), "not accepted"),
         ("strict", NPY, saved(np.array([[1]])), "; with application/x-npy;cast in the model's"),
         ("integers", NPY, saved(np.array([[0, 256]])), "256 is out of the range of UINT8"),
         (
@@ -299,9 +284,7 @@ def test_one_string_is_text_for_who_accepts_that(caller: Client, accept: str) ->
         ("numbers", NPY, saved(np.array([[True]])), "the array is BOOL, input 'IN' is FP32"),
     ],
 )
-def test_body_of_wrong_type_is_400_with_reason(
-    caller: Client, name: str, content_type: str, body: bytes, why: str
-) -> None:
+def test_body_of_wrong_type_is_400_with_reason(caller, name, content_type, body, why):
     for sent in (body, iter([body[:3], body[3:]])):
         reply = invoke(caller, name, sent, content_type)
         assert refusal(reply) == (400, "InvalidRequest", name)
@@ -318,7 +301,7 @@ def test_body_of_wrong_type_is_400_with_reason(
         ("strict", np.zeros((0, 4), "f4")),
     ],
 )
-def test_numbers_become_the_inputs_type_as_in_numpy(caller: Client, name: str, array: Any) -> None:
+def test_numbers_become_the_inputs_type_as_in_numpy(caller, name, array):
     """However the body is cut."""
     body = saved(array)
     cut = iter([body[i : i + 7] for i in range(0, len(body), 7)])
@@ -328,7 +311,7 @@ def test_numbers_become_the_inputs_type_as_in_numpy(caller: Client, name: str, a
         assert (found == array.astype(found.dtype)).all()
 
 
-def test_fp16_has_no_json_form(caller: Client) -> None:
+def test_fp16_has_no_json_form(caller):
     array = np.array([[0.1, 7e4]])
     for accept in ("", "*/*", JSON):
         assert refusal(invoke(caller, "halves", saved(array), NPY, accept))[0] == 400
@@ -340,7 +323,7 @@ def test_fp16_has_no_json_form(caller: Client) -> None:
     assert invoke(caller, "halves", saved(array), NPY, BINARY).body.endswith(expected.tobytes())
 
 
-def test_json_with_binary_output_ignores_accept(caller: Client) -> None:
+def test_json_with_binary_output_ignores_accept(caller):
     body = json.loads(v2(*VALUES)) | {"parameters": {"binary_data_output": True}}
     for accept in ("", JSON):
         reply = invoke(caller, "numbers", body, JSON, accept)
@@ -349,7 +332,7 @@ def test_json_with_binary_output_ignores_accept(caller: Client) -> None:
 
 
 @pytest.mark.parametrize("name", FINDERS)
-def test_empty_result_is_an_empty_array_or_table(caller: Client, name: str) -> None:
+def test_empty_result_is_an_empty_array_or_table(caller, name):
     for found in (0, 2):
         boxes = np.ones((found, 4), FINDERS[name][1])
         image = b"x" * (1 + found)
@@ -364,7 +347,7 @@ def test_empty_result_is_an_empty_array_or_table(caller: Client, name: str) -> N
         assert reply.body.endswith(b"}}]}" + boxes.tobytes())
 
 
-def test_csv_has_a_limit(caller: Client) -> None:
+def test_csv_has_a_limit(caller):
     row = b",".join([b"0.25"] * 1000) + b"\n"
     reply = invoke(caller, "strict", row * 200, CSV, CSV)
     assert reply.body == row * 200
@@ -373,7 +356,7 @@ def test_csv_has_a_limit(caller: Client) -> None:
     assert str(8 * MIB) in reply.error
 
 
-def test_compressed_bodies_of_these_types_are_refused(caller: Client) -> None:
+def test_compressed_bodies_of_these_types_are_refused(caller):
     reply = invoke(caller, "numbers", b"x", NPY, Content_Encoding="gzip")
     assert refusal(reply)[:2] == (415, "UnsupportedMediaType")
     packed = zlib.compress(np.ones(3, "f4").tobytes())
@@ -384,7 +367,7 @@ def test_compressed_bodies_of_these_types_are_refused(caller: Client) -> None:
     assert told(invoke(caller, "numbers", packed, RAW, Content_Encoding="deflate")) == VALUES
 
 
-def test_json_is_recognized_within_4096_bytes(typed: RunningAdapter, caller: Client) -> None:
+def test_json_is_recognized_within_4096_bytes(typed, caller):
     assert told(invoke(caller, "strict", b" " * 4095 + v2(*VALUES), RAW)) == VALUES
     for body in (b" " * 4096 + v2(*VALUES), b" " * 32 * MIB):
         pid = typed.process.pid
@@ -396,9 +379,7 @@ def test_json_is_recognized_within_4096_bytes(typed: RunningAdapter, caller: Cli
 
 @pytest.mark.parametrize("content_type", ["", JSON, NPY, CSV, RAW, "image/png", "text/plain", "x"])
 @rows("accept", ["", "text/html", NPY])
-def test_model_without_opt_in_takes_json_alone(
-    caller: Client, content_type: str, accept: str
-) -> None:
+def test_model_without_opt_in_takes_json_alone(caller, content_type, accept):
     """Whatever its type is said to be. Another body is told what its type would need."""
     reply = invoke(caller, "plain", v2(*VALUES), content_type, accept)
     assert (told(reply), reply.headers["Content-Type"]) == (VALUES, JSON)
@@ -415,9 +396,7 @@ def test_model_without_opt_in_takes_json_alone(
 @settings(
     max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
-def test_any_body_gets_its_answer_or_refusal(
-    caller: Client, noise: bytes, at: int, content_type: str
-) -> None:
+def test_any_body_gets_its_answer_or_refusal(caller, noise, at, content_type):
     whole = saved(np.array(VALUES, "f4"))
     body = whole[:at] + noise + whole[at + len(noise) :] if content_type == NPY else noise
     reply = invoke(caller, "numbers", body, content_type, NPY)
@@ -435,9 +414,7 @@ def test_any_body_gets_its_answer_or_refusal(
 
 
 @rows(("name", "dtype"), [("first", "f4"), ("first", "f8"), ("numbers", "f4")])
-def test_large_arrays_are_passed_on_without_being_held(
-    typed: RunningAdapter, caller: Client, name: str, dtype: str
-) -> None:
+def test_large_arrays_are_passed_on_without_being_held(typed, caller, name, dtype):
     """100 MiB of a request, as it is and converted, and of an answer."""
     array = np.ones((100, 2**20 // np.dtype(dtype).itemsize), dtype)
     pid = typed.process.pid
@@ -448,18 +425,6 @@ def test_large_arrays_are_passed_on_without_being_held(
     assert peak_rss(pid) - before < 20 * MIB
 
 
-def test_invocations_of_a_single_model_take_them_too(tmp_path: Path) -> None:
-    folder = write_python_model(tmp_path / "images", config=MODELS["images"])
-    with (
-        embedded_adapter(f"--single-model={folder}", COMPLETE) as adapter,
-        adapter.client() as client,
-    ):
-        reply = client.post("/invocations", JPEG, {"Content-Type": "image/jpeg", "Accept": RAW})
-        assert (reply.status, reply.body) == (200, JPEG)
-        reply = client.post("/invocations", JPEG, {"Content-Type": "text/csv"})
-        assert refusal(reply)[:2] == (415, "UnsupportedMediaType")
-
-
 @pytest.mark.parametrize(
     ("text", "why"),
     [
@@ -467,9 +432,7 @@ def test_invocations_of_a_single_model_take_them_too(tmp_path: Path) -> None:
         (config("application/x-npz", "TYPE_FP32"), "unknown content type 'application/x-npz'"),
     ],
 )
-def test_wrong_list_fails_load_with_file_and_line(
-    client: Client, package: Path, text: str, why: str
-) -> None:
+def test_wrong_list_fails_load_with_file_and_line(client, package, text, why):
     write_python_model(package, config=text)
     reply = client.load("wrong", package)
     assert refusal(reply)[:2] == (400, "InvalidModel")

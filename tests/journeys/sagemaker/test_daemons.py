@@ -90,43 +90,41 @@ class Daemon:
         "a child that stays",
     ]
 )
-def daemon(request: pytest.FixtureRequest, package: Path) -> Daemon:
+def daemon(request, package) -> Daemon:
     return Daemon(package, request.param)
 
 
 @pytest.fixture
-def forked(package: Path) -> Daemon:
+def forked(package) -> Daemon:
     return Daemon(package, "in a session of its own")
 
 
 @pytest.fixture
-def executed(package: Path) -> Daemon:
+def executed(package) -> Daemon:
     return Daemon(package, "executes another program")
 
 
 @pytest.fixture(scope="module")
-def lasting(model_root: Path) -> Iterator[RunningAdapter]:
+def lasting(model_root) -> Iterator[RunningAdapter]:
     flags = (f"--model-roots={model_root}", "--memory-limit=4GiB", COMPLETE)
     with embedded_adapter(*flags) as adapter:
         yield adapter
 
 
 @pytest.fixture
-def adapter(lasting: RunningAdapter) -> Iterator[RunningAdapter]:
+def adapter(lasting) -> Iterator[RunningAdapter]:
     """The same for all tests of this file; whatever the test loaded is unloaded after it."""
     yield lasting
     unload_all(lasting)
 
 
 @pytest.fixture
-def client(adapter: RunningAdapter) -> Iterator[Client]:
+def client(adapter) -> Iterator[Client]:
     with adapter.client() as client:
         yield client
 
 
-def test_daemon_is_ended_before_delete_answers(
-    adapter: RunningAdapter, client: Client, daemon: Daemon
-) -> None:
+def test_daemon_is_ended_before_delete_answers(adapter, client, daemon):
     daemon.load(client)
     pids = [daemon.start(client), daemon.start(client)]
     before = len(adapter.events("model.processes_killed"))
@@ -137,7 +135,7 @@ def test_daemon_is_ended_before_delete_answers(
     assert killed["processes"] == sorted(pids)
 
 
-def test_daemon_survives_unload_of_another_model(client: Client, forked: Daemon) -> None:
+def test_daemon_survives_unload_of_another_model(client, forked):
     forked.load(client)
     forked.load(client, "other")
     first, second = forked.start(client), forked.start(client, "other")
@@ -148,9 +146,7 @@ def test_daemon_survives_unload_of_another_model(client: Client, forked: Daemon)
     assert not is_alive(first)
 
 
-def test_unattributed_daemon_ends_with_last_possible_model(
-    client: Client, executed: Daemon
-) -> None:
+def test_unattributed_daemon_ends_with_last_possible_model(client, executed):
     executed.load(client)
     executed.load(client, "other")
     pid = executed.start(client, "other")
@@ -160,7 +156,7 @@ def test_unattributed_daemon_ends_with_last_possible_model(
     assert not is_alive(pid)
 
 
-def test_failed_loads_daemon_is_ended_before_the_answer(client: Client, package: Path) -> None:
+def test_failed_loads_daemon_is_ended_before_the_answer(client, package):
     mark = package / "pid"
     way = WAYS["executes another program"].format(mark=str(mark))
     bad = write_python_model(
@@ -172,9 +168,7 @@ def test_failed_loads_daemon_is_ended_before_the_answer(client: Client, package:
     assert not is_alive(int(mark.read_text()))
 
 
-def test_daemon_of_dead_model_is_ended(
-    adapter: RunningAdapter, client: Client, forked: Daemon
-) -> None:
+def test_daemon_of_dead_model_is_ended(adapter, client, forked):
     forked.load(client)
     pid = forked.start(client)
     (stub,) = stubs(adapter, "m")[:1]
@@ -189,9 +183,7 @@ def test_daemon_of_dead_model_is_ended(
     wait_until(lambda: pid in killed(), 60, "it is told")
 
 
-def test_daemon_copying_the_stub_is_no_stub(
-    adapter: RunningAdapter, client: Client, forked: Daemon
-) -> None:
+def test_daemon_copying_the_stub_is_no_stub(adapter, client, forked):
     forked.load(client)
     pid = forked.start(client)
     for stub in stubs(adapter, "m"):
@@ -203,9 +195,7 @@ def test_daemon_copying_the_stub_is_no_stub(
     assert not is_alive(pid)
 
 
-def test_daemons_memory_counts_until_it_ends(
-    adapter: RunningAdapter, client: Client, forked: Daemon
-) -> None:
+def test_daemons_memory_counts_until_it_ends(adapter, client, forked):
     forked.load(client)
     with Client(adapter.admin) as admin:
 
@@ -221,9 +211,7 @@ def test_daemons_memory_counts_until_it_ends(
 
 
 @pytest.mark.parametrize("daemon", ["executes in the session of Triton"], indirect=True)
-def test_daemon_is_ended_before_the_next_triton(
-    adapter: RunningAdapter, client: Client, daemon: Daemon
-) -> None:
+def test_daemon_is_ended_before_the_next_triton(adapter, client, daemon):
     daemon.load(client)
     pid = daemon.start(client)
     before = len(adapter.events("triton.exited"))
@@ -242,7 +230,7 @@ def test_daemon_is_ended_before_the_next_triton(
     ],
     indirect=["daemon"],
 )
-def test_a_daemon_ends_with_the_adapter(daemon: Daemon, number: signal.Signals) -> None:
+def test_a_daemon_ends_with_the_adapter(daemon, number):
     adapter = RunningAdapter(*EMBEDDED, COMPLETE, f"--model-roots={daemon.package.parent}")
     try:
         adapter.wait_for("adapter.started")

@@ -2,7 +2,6 @@
 
 import os
 import signal
-from pathlib import Path
 
 import pytest
 
@@ -50,7 +49,7 @@ def served(client: Client, names: list[str]) -> bool:
     return all(client.invoke(n).status == 200 for n in names)
 
 
-def test_models_return_when_triton_ends_twice(tmp_path: Path):
+def test_models_return_when_triton_ends_twice(tmp_path):
     for name in _NAMES:
         write_python_model(tmp_path / name)
     flags = (f"--model-roots={tmp_path}", "--on-triton-restart=reload")
@@ -64,7 +63,7 @@ def test_models_return_when_triton_ends_twice(tmp_path: Path):
         assert adapter.events("model.return_given_up") == []
 
 
-def test_load_that_ends_triton_is_given_up(tmp_path: Path):
+def test_load_that_ends_triton_is_given_up(tmp_path):
     """The others come back."""
     mark = tmp_path / "mark"
     others = _NAMES[:2]
@@ -97,7 +96,7 @@ def test_load_that_ends_triton_is_given_up(tmp_path: Path):
         ("load_at_start", "request"),
     ],
 )
-def test_model_that_keeps_ending_triton_is_given_up(tmp_path: Path, how: str, when: str):
+def test_model_that_keeps_ending_triton_is_given_up(tmp_path, how, when):
     """The others stay."""
     deadly = {
         "initialize": {"initialize": _DEADLY.format(mark="/")},

@@ -4,13 +4,11 @@ import gzip
 import json
 import struct
 import zlib
-from pathlib import Path
 
 import pytest
 
 from tests.asking import BINARY, JSON, binary_request, refusal, sized
 from tests.cases import rows
-from tests.running import Client, RunningAdapter
 from tests.trees import CONFIG, infer_body, write_python_model
 
 pytestmark = pytest.mark.triton
@@ -20,7 +18,7 @@ _OUTPUT = [{"name": "OUT", "parameters": {"binary_data": True}}]
 
 
 @pytest.fixture(scope="module")
-def moody(served: RunningAdapter, model_root: Path) -> str:
+def moody(served, model_root) -> str:
     """A model that fails as its input says; stays loaded for the module, as echo does."""
     folder = write_python_model(
         model_root / "moody",
@@ -57,7 +55,7 @@ def moody(served: RunningAdapter, model_root: Path) -> str:
         f"{BINARY};json-header-size=000{{}}",
     ],
 )
-def test_binary_tensors_go_both_ways(caller: Client, kind: str) -> None:
+def test_binary_tensors_go_both_ways(caller, kind):
     body, json_bytes = binary_request(5)
 
     reply = caller.post(_PATH, body, {"Content-Type": kind.format(json_bytes)})
@@ -70,7 +68,7 @@ def test_binary_tensors_go_both_ways(caller: Client, kind: str) -> None:
     assert reply.body[size:] == body[json_bytes:]
 
 
-def test_json_header_size_of_0_is_raw_tensor(caller: Client) -> None:
+def test_json_header_size_of_0_is_raw_tensor(caller):
     reply = caller.post(_PATH, struct.pack("<2f", 1.5, -2.0), sized(0))
 
     assert (reply.status, reply.body[-8:]) == (200, struct.pack("<2f", 1.5, -2.0))
@@ -90,7 +88,7 @@ _BAD_SIZES = [
         *(BINARY, f"{BINARY};", f"text/csv,{BINARY};json-header-size=1"),
     ],
 )
-def test_invalid_json_header_size_is_refused(caller: Client, kind: str) -> None:
+def test_invalid_json_header_size_is_refused(caller, kind):
     for body in (_BODY, iter([_BODY])):
         reply = caller.post(_PATH, body, {"Content-Type": kind})
         assert refusal(reply)[:2] == (400, "InvalidRequest")
@@ -121,7 +119,7 @@ _WRONG = {
 
 
 @rows("body", _WRONG.values())
-def test_request_not_fitting_the_model_is_callers_fault(caller: Client, body: object) -> None:
+def test_request_not_fitting_the_model_is_callers_fault(caller, body):
     assert refusal(caller.post(_PATH, body)) == (400, "InvalidRequest", "echo")
 
 
@@ -138,9 +136,7 @@ def test_request_not_fitting_the_model_is_callers_fault(caller: Client, body: ob
     ],
 )
 @rows("packed", ["", "gzip", "deflate"])
-def test_tritons_answer_is_passed_on_byte_for_byte(
-    caller: Client, raw_triton: Client, body: dict[str, object], packed: str
-) -> None:
+def test_tritons_answer_is_passed_on_byte_for_byte(caller, raw_triton, body, packed):
     headers = {"Accept-Encoding": packed}
     v2 = "/v2/models/echo/infer"
     theirs = raw_triton.post(v2, body, headers)
@@ -160,7 +156,7 @@ def test_tritons_answer_is_passed_on_byte_for_byte(
 
 @rows("name", ["gzip", "deflate", "GZIP"])
 @rows("kind", ["json", "binary"])
-def test_a_packed_body_is_unpacked(caller: Client, name: str, kind: str) -> None:
+def test_a_packed_body_is_unpacked(caller, name, kind):
     plain, headers = json.dumps(infer_body(2.0)).encode(), {}
     if kind == "binary":
         plain, size = binary_request(1000)
@@ -173,7 +169,7 @@ def test_a_packed_body_is_unpacked(caller: Client, name: str, kind: str) -> None
 
 
 @rows("name", ["br", "zstd", "gzip, gzip", "nonsense"])
-def test_an_unsupported_content_encoding_is_refused(caller: Client, name: str) -> None:
+def test_an_unsupported_content_encoding_is_refused(caller, name):
     for path in (_PATH, "/v2/models/echo/infer"):
         reply = caller.post(path, infer_body(1.0), {"Content-Encoding": name})
 
@@ -203,9 +199,7 @@ def not_packed_so() -> dict[str, tuple[str, bytes]]:
 @pytest.mark.parametrize("how", ["whole", "chunked"])
 @rows("path", [_PATH, "/v2/models/echo/infer"])
 @rows(("coding", "body"), not_packed_so().values())
-def test_wrongly_compressed_body_is_refused(
-    caller: Client, path: str, coding: str, body: bytes, how: str
-) -> None:
+def test_wrongly_compressed_body_is_refused(caller, path, coding, body, how):
     headers = {"Content-Encoding": coding}
 
     reply = caller.post(path, iter([body]) if how == "chunked" else body, headers)
@@ -215,7 +209,7 @@ def test_wrongly_compressed_body_is_refused(
 
 
 @rows("body", [b"", iter([b""])])
-def test_an_invocation_without_a_body_is_refused(caller: Client, body: object) -> None:
+def test_an_invocation_without_a_body_is_refused(caller, body):
     reply = caller.post(_PATH, body)
 
     assert refusal(reply) == (400, "InvalidRequest", "echo")
@@ -231,9 +225,7 @@ def test_an_invocation_without_a_body_is_refused(caller: Client, body: object) -
         (4, (503, "BackendUnavailable", "moody"), "resting"),
     ],
 )
-def test_a_models_own_errors_keep_their_words(
-    caller: Client, moody: str, kind: int, refused: tuple, words: str
-) -> None:
+def test_a_models_own_errors_keep_their_words(caller, moody, kind, refused, words):
     """Its NOT_FOUND says nothing about what the platform has loaded."""
     reply = caller.post(moody, infer_body(kind))
     assert refusal(reply) == refused
@@ -241,17 +233,15 @@ def test_a_models_own_errors_keep_their_words(
     assert caller.post(moody, infer_body(0.0)).status == 200
 
 
-def test_a_decoupled_model_is_refused(
-    served: RunningAdapter, caller: Client, model_root: Path
-) -> None:
+def test_a_decoupled_model_is_refused(served, caller, model_root):
     config = CONFIG + "model_transaction_policy { decoupled: true }\n"
     folder = write_python_model(model_root / "decoupled", config=config)
     assert caller.load("decoupled", folder).status == 200
 
-    reply = caller.invoke("decoupled")
-
-    assert refusal(reply) == (400, "InvalidRequest", "decoupled")
-    assert "decoupled transaction policy; it takes generate_stream" in reply.error
+    for path in ("/models/decoupled/invoke", "/v2/models/decoupled/infer"):
+        reply = caller.post(path, infer_body(1.0))
+        assert refusal(reply) == (400, "InvalidRequest", "decoupled")
+        assert "decoupled transaction policy; it takes generate_stream" in reply.error
 
 
 _IDS = {
@@ -261,7 +251,7 @@ _IDS = {
 
 
 @rows("body", [infer_body(1.0), b"{"])
-def test_attributes_and_inference_id_come_back(caller: Client, body: object) -> None:
+def test_attributes_and_inference_id_come_back(caller, body):
     """What is not printable ASCII does not."""
     reply = caller.post(_PATH, body, _IDS)
     assert {name: reply.headers[name] for name in _IDS} == _IDS
@@ -271,9 +261,7 @@ def test_attributes_and_inference_id_come_back(caller: Client, body: object) -> 
         assert not set(_IDS) & set(reply.headers)
 
 
-def test_failed_inference_is_logged_with_platform_headers(
-    served: RunningAdapter, caller: Client
-) -> None:
+def test_failed_inference_is_logged_with_platform_headers(served, caller):
     target = {"X-Amzn-SageMaker-Target-Model": "team/b.tar.gz"}
 
     def refused() -> None:
@@ -284,7 +272,7 @@ def test_failed_inference_is_logged_with_platform_headers(
     assert line["error"] == "ModelNotFound"
 
 
-def test_unknown_v2_headers_are_ignored(caller: Client) -> None:
+def test_unknown_v2_headers_are_ignored(caller):
     headers = {
         "X-Amzn-SageMaker-Session-Id": "s",
         "X-Never-Heard-Of": "1",
@@ -296,9 +284,7 @@ def test_unknown_v2_headers_are_ignored(caller: Client) -> None:
     assert caller.post(_PATH, infer_body(1.0), headers).status == 200
 
 
-def test_misnamed_output_is_warned_of_once(
-    served: RunningAdapter, caller: Client, package: Path
-) -> None:
+def test_misnamed_output_is_warned_of_once(served, caller, package):
     answer = 'return pb_utils.InferenceResponse([pb_utils.Tensor("OUTT", values)])'
     assert caller.load("misspelt", write_python_model(package, answer=answer)).status == 200
     for path in ("/models/misspelt/invoke", "/v2/models/misspelt/infer"):

@@ -108,7 +108,6 @@ def named(model: str, **more: str) -> dict[str, str]:
 
 OF_ONE_MODEL = [
     Layout("the only folder", one_model, 1, {"SAGEMAKER_MULTI_MODEL": "false"}),
-    Layout("the only folder, by name", one_model, 1, named("net")),
     Layout("one of several", several_models, 1, named("a")),
     Layout("an ensemble by name", an_ensemble, 3, named("whole")),
     Layout("code that calls its neighbour", code_that_calls_its_neighbour, 1, named("calls")),
@@ -128,22 +127,20 @@ OF_ONE_MODEL = [
 
 
 @pytest.fixture(scope="module")
-def endpoint(model_root: Path) -> Iterator[RunningAdapter]:
+def endpoint(model_root) -> Iterator[RunningAdapter]:
     with embedded_adapter(f"--model-roots={model_root}", environ=MULTI_MODEL) as adapter:
         yield adapter
 
 
 @pytest.fixture
-def platform(endpoint: RunningAdapter) -> Iterator[Client]:
+def platform(endpoint) -> Iterator[Client]:
     with endpoint.client() as client:
         yield client
     unload_all(endpoint)
 
 
 @pytest.mark.parametrize("layout", OF_A_MULTI_MODEL_ENDPOINT, ids=str)
-def test_layout_of_a_multi_model_endpoint_is_served(
-    platform: Client, package: Path, layout: Layout
-) -> None:
+def test_layout_of_a_multi_model_endpoint_is_served(platform, package, layout):
     name = sha256(str(package).encode()).hexdigest()[:32]
     url = package / name / "model"
     layout.make(url)
@@ -155,7 +152,7 @@ def test_layout_of_a_multi_model_endpoint_is_served(
 
 
 @pytest.mark.parametrize("layout", OF_ONE_MODEL, ids=str)
-def test_layout_of_a_single_model_is_served(tmp_path: Path, layout: Layout) -> None:
+def test_layout_of_a_single_model_is_served(tmp_path, layout):
     """The folder of the test stands in for /opt/ml/model. Callers see the one model alone."""
     layout.make(tmp_path / "model")
     folders = {path.name for path in (tmp_path / "model").iterdir()}

@@ -4,7 +4,6 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 
@@ -20,7 +19,7 @@ from tests.asking import (
 from tests.grpc_calls import calls_to, infer_request, write_decoupled_model
 from tests.journeys.memory.models import metric
 from tests.processes import tritonserver
-from tests.running import COMPLETE, EMBEDDED, Client, RunningAdapter, embedded_adapter, wait_until
+from tests.running import COMPLETE, EMBEDDED, RunningAdapter, embedded_adapter, wait_until
 from tests.trees import infer_body, write_python_model
 
 pytestmark = pytest.mark.triton
@@ -83,9 +82,7 @@ LEAVING = {
 
 
 @pytest.mark.parametrize("leave", LEAVING.values(), ids=LEAVING)
-def test_unload_waits_for_triton_despite_leaving_caller(
-    adapter: RunningAdapter, client: Client, package: Path, gate: Gate, leave: Leaving
-) -> None:
+def test_unload_waits_for_triton_despite_leaving_caller(adapter, client, package, gate, leave):
     before = len(adapter.events("model.unload_stalled"))
     write_python_model(package, answer=gate.statements)
     assert client.load("m", package).status == 200
@@ -103,9 +100,7 @@ def test_unload_waits_for_triton_despite_leaving_caller(
     assert len(adapter.events("model.unload_stalled")) == before
 
 
-def test_stream_without_caller_is_read_to_end(
-    adapter: RunningAdapter, client: Client, package: Path, gate: Gate
-) -> None:
+def test_stream_without_caller_is_read_to_end(adapter, client, package, gate):
     gated = "\n".join(" " * 12 + line for line in gate.statements.splitlines()).lstrip()
     write_decoupled_model(
         package, answer=f"{gated}\n            for _ in range(2000): send(values)"
@@ -119,7 +114,7 @@ def test_stream_without_caller_is_read_to_end(
 
 
 @pytest.fixture
-def own(model_root: Path) -> Iterator[RunningAdapter]:
+def own(model_root) -> Iterator[RunningAdapter]:
     """An adapter whose Triton may be hurt."""
     flags = (f"--model-roots={model_root}", COMPLETE, "--infer-timeout-seconds=1")
     with embedded_adapter(*flags) as adapter:
@@ -129,9 +124,7 @@ def own(model_root: Path) -> Iterator[RunningAdapter]:
 _MANY = 100
 
 
-def test_abandoned_requests_refuse_no_others(
-    own: RunningAdapter, package: Path, gate: Gate
-) -> None:
+def test_abandoned_requests_refuse_no_others(own, package, gate):
     """What bounds them is Triton's own queue, where the model's config sets its size."""
     write_python_model(package, answer=gate.statements)
 
@@ -156,9 +149,7 @@ def test_abandoned_requests_refuse_no_others(
         )
 
 
-def test_dying_triton_ends_abandoned_requests(
-    own: RunningAdapter, package: Path, gate: Gate
-) -> None:
+def test_dying_triton_ends_abandoned_requests(own, package, gate):
     write_python_model(package, answer=gate.statements)
     with own.client() as client:
         assert client.load("m", package).status == 200
@@ -174,9 +165,7 @@ def test_dying_triton_ends_abandoned_requests(
         )
 
 
-def test_at_sigterm_nobody_waits_for_them_either(
-    model_root: Path, package: Path, gate: Gate
-) -> None:
+def test_at_sigterm_nobody_waits_for_them_either(model_root, package, gate):
     """The drain would last longer than this waits."""
     write_python_model(package, answer=gate.statements)
     flags = (f"--model-roots={model_root}", "--drain-timeout-seconds=120")

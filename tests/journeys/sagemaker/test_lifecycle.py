@@ -9,12 +9,11 @@ from pathlib import Path
 import pytest
 
 from tests import forked
-from tests.asking import Gate, background, triton_index
-from tests.processes import beside, descendants, is_alive, triton_client
+from tests.asking import background, triton_index
+from tests.processes import beside, descendants, is_alive
 from tests.running import (
     COMPLETE,
     EMBEDDED,
-    EXAMPLES,
     RunningAdapter,
     embedded_adapter,
     wait_until,
@@ -35,16 +34,11 @@ def run_to_its_end(*flags: str) -> tuple[int, str]:
     return done.returncode, done.stderr.decode()
 
 
-@pytest.mark.parametrize("work", ["load", "inference"])
-def test_sigterm_lets_work_end_and_leaves_nothing(tmp_path: Path, gate: Gate, work: str) -> None:
-    body = {"load": "initialize", "inference": "answer"}[work]
-    folder = write_python_model(tmp_path / "model", **{body: gate.statements})
+def test_sigterm_lets_load_end_and_leaves_nothing(tmp_path, gate):
+    folder = write_python_model(tmp_path / "model", initialize=gate.statements)
     with embedded_adapter(f"--model-roots={tmp_path}", COMPLETE) as adapter:
         with background(adapter) as others:
             asked = others.ask(lambda c: c.load("slow", folder))
-            if work == "inference":
-                assert asked.result().status == 200
-                asked = others.ask(lambda c: c.invoke("slow"))
             gate.wait_reached()
             family = descendants(adapter.process.pid)
             assert shared_memory(adapter)
@@ -58,7 +52,7 @@ def test_sigterm_lets_work_end_and_leaves_nothing(tmp_path: Path, gate: Gate, wo
         assert not adapter.repository.parent.exists()
 
 
-def test_killed_adapter_takes_its_triton_along(tmp_path: Path, gate: Gate) -> None:
+def test_killed_adapter_takes_its_triton_along(tmp_path, gate):
     folder = write_python_model(tmp_path / "model", answer=gate.statements)
     adapter = RunningAdapter(*EMBEDDED, COMPLETE, f"--model-roots={tmp_path}")
     try:
@@ -81,7 +75,7 @@ def test_killed_adapter_takes_its_triton_along(tmp_path: Path, gate: Gate) -> No
         wait_until(lambda: not adapter.repository.parent.exists(), 60, "the next one tidies up")
 
 
-def test_bad_settings_exit_with_2_and_list() -> None:
+def test_bad_settings_exit_with_2_and_list():
     code, said = run_to_its_end("--http=nonsense", "--memory-limit=much", "--triton=inside")
 
     assert code == 2
@@ -89,28 +83,7 @@ def test_bad_settings_exit_with_2_and_list() -> None:
     assert "Traceback" not in said
 
 
-def list_staged(triton: RunningAdapter) -> list[str]:
-    """Return the folders in the repository, without the file of learned sizes beside them."""
-    return [path.name for path in triton.repository.iterdir() if path.is_dir()]
-
-
-def test_the_whole_line_works_on_an_external_triton(triton: RunningAdapter) -> None:
-    with beside(triton) as adapter, adapter.client() as client:
-        assert adapter.started["triton"] == "external"
-        assert client.load("team/echo", EXAMPLES / "identity").status == 200
-        invoked = client.invoke("team/echo", 1.5)
-        assert invoked.json()["model_name"] == "team/echo"
-        assert list_staged(triton) == ["ta.u.team_2fecho"]
-        assert client.unload("team/echo").status == 200
-        assert list_staged(triton) == []
-        assert adapter.stop() == 0
-    with triton_client(triton) as raw:
-        assert raw.get("/v2/health/live").status == 200
-
-
-def test_half_done_load_of_killed_adapter_is_unloaded(
-    triton: RunningAdapter, tmp_path: Path, gate: Gate
-) -> None:
+def test_half_done_load_of_killed_adapter_is_unloaded(triton, tmp_path, gate):
     """In an external Triton."""
     package = write_python_model(tmp_path / "model", initialize=gate.statements)
     roots = f"--model-roots={tmp_path}"
@@ -123,7 +96,7 @@ def test_half_done_load_of_killed_adapter_is_unloaded(
     with beside(triton, roots) as adapter, adapter.client() as client:
         assert client.get("/models").json() == {"models": []}
         assert triton_index(triton).get("left-over", "UNAVAILABLE") == "UNAVAILABLE"
-        assert list_staged(triton) == []
+        assert [path for path in triton.repository.iterdir() if path.is_dir()] == []
         assert client.load("left-over", package).status == 200
         assert client.unload("left-over").status == 200
         assert adapter.stop() == 0
@@ -139,7 +112,7 @@ def nobody() -> Iterator[tuple[str, ...]]:
         yield ("--triton=external", "--http=off", "--admin=off", *where)
 
 
-def test_start_without_triton_ends_at_its_limit(nobody: tuple[str, ...]) -> None:
+def test_start_without_triton_ends_at_its_limit(nobody):
     code, said = run_to_its_end(*nobody, "--start-timeout-seconds=1")
 
     address = nobody[-1].partition("=")[2]
@@ -152,7 +125,7 @@ def test_start_without_triton_ends_at_its_limit(nobody: tuple[str, ...]) -> None
 
 
 @pytest.mark.parametrize("listener", ["http", "admin", "grpc"])
-def test_taken_port_is_named_with_its_setting(listener: str) -> None:
+def test_taken_port_is_named_with_its_setting(listener):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         code, said = run_to_its_end(*EMBEDDED, "--examples", f"--{listener}={address}")
@@ -165,9 +138,7 @@ def test_taken_port_is_named_with_its_setting(listener: str) -> None:
     assert "make run" not in plain
 
 
-def test_start_without_triton_says_what_it_awaits(
-    nobody: tuple[str, ...],
-) -> None:
+def test_start_without_triton_says_what_it_awaits(nobody):
     adapter = RunningAdapter(*nobody, "--start-timeout-seconds=300")
     try:
         adapter.wait_for("triton.awaited")
@@ -182,7 +153,7 @@ def test_start_without_triton_says_what_it_awaits(
     assert first["seconds"] < again["seconds"] < 300
 
 
-def test_start_warns_of_open_listeners_and_odd_roots(tmp_path: Path) -> None:
+def test_start_warns_of_open_listeners_and_odd_roots(tmp_path):
     """Listeners that other machines may reach, and roots that are relative or not there."""
     relative = Path(os.path.relpath(tmp_path))
     roots = (f"--model-roots={tmp_path / 'none'}", f"--model-roots={relative}")

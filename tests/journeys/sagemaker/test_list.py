@@ -8,7 +8,7 @@ import pytest
 
 from tests.asking import quoted, refusal
 from tests.cases import rows
-from tests.running import EXAMPLES, Client, Reply, RunningAdapter, unload_all
+from tests.running import EXAMPLES, Client, Reply, unload_all
 
 pytestmark = pytest.mark.triton
 
@@ -17,7 +17,7 @@ _SORTED = ["10", "Alpha", "mid/dle", "zeta", "été"]
 
 
 @pytest.fixture(scope="module")
-def listing(shared_adapter: RunningAdapter) -> Iterator[Client]:
+def listing(shared_adapter) -> Iterator[Client]:
     """Five models, loaded in no order."""
 
     def load(name: str) -> int:
@@ -49,7 +49,7 @@ def pages(client: Client, limit: int) -> list[list[str]]:
 
 
 @rows("query", ["", "?next_page_token="])
-def test_list_is_sorted_and_whole_by_default(listing: Client, query: str) -> None:
+def test_list_is_sorted_and_whole_by_default(listing, query):
     reply = listing.get(f"/models{query}")
 
     assert names(reply) == _SORTED
@@ -58,7 +58,7 @@ def test_list_is_sorted_and_whole_by_default(listing: Client, query: str) -> Non
 
 
 @rows("limit", [1, 2, 3, 4, 5, 6, 1000])
-def test_pages_hold_each_model_once(listing: Client, limit: int) -> None:
+def test_pages_hold_each_model_once(listing, limit):
     found = pages(listing, limit)
 
     assert [name for page in found for name in page] == _SORTED
@@ -80,12 +80,12 @@ _LIMITS = [
         "a=b&" * 101,
     ],
 )
-def test_a_query_that_cannot_be_meant_is_refused(listing: Client, query: str) -> None:
+def test_a_query_that_cannot_be_meant_is_refused(listing, query):
     assert refusal(listing.get(f"/models?{query}")) == (400, "InvalidRequest", None)
 
 
 # keep it last: it unloads
-def test_z_token_stays_good_when_its_model_goes(listing: Client) -> None:
+def test_z_token_stays_good_when_its_model_goes(listing):
     token = listing.get("/models?limit=2").json()["nextPageToken"]
     assert listing.unload(_SORTED[1]).status == 200
 

@@ -1,24 +1,21 @@
 """POST /models."""
 
-from pathlib import Path
-
 import pytest
 
 from tests.asking import (
-    Gate,
     background,
     model_names,
     refusal,
     triton_index,
 )
 from tests.cases import rows
-from tests.running import EXAMPLES, Client, RunningAdapter
+from tests.running import EXAMPLES
 from tests.trees import CONFIG, write_python_model
 
 pytestmark = pytest.mark.triton
 
 
-def test_second_load_of_loaded_model_is_conflict(client: Client) -> None:
+def test_second_load_of_loaded_model_is_conflict(client):
     assert client.load("echo", EXAMPLES / "identity").status == 200
 
     again = client.load("echo", EXAMPLES / "identity")
@@ -28,9 +25,7 @@ def test_second_load_of_loaded_model_is_conflict(client: Client) -> None:
     assert client.get("/models/echo").json()["modelUrl"] == str(EXAMPLES / "identity")
 
 
-def test_loading_model_is_taken_but_absent(
-    client: Client, adapter: RunningAdapter, package: Path, gate: Gate
-) -> None:
+def test_loading_model_is_taken_but_absent(client, adapter, package, gate):
     write_python_model(package, initialize=gate.statements)
     with background(adapter) as others:
         loading = others.ask(lambda c: c.load("slow", package))
@@ -47,30 +42,7 @@ def test_loading_model_is_taken_but_absent(
     assert model_names(client) == ["slow"]
 
 
-def test_two_declared_models_load_side_by_side(
-    client: Client, adapter: RunningAdapter, model_root: Path, package: Path, tmp_path: Path
-) -> None:
-    gates = {name: Gate(tmp_path / f"{name}.open") for name in ("left", "right")}
-    config = CONFIG + 'parameters { key: "memory_bytes" value { string_value: "64MiB" } }'
-    urls = {
-        name: write_python_model(package / name, initialize=gate.statements, config=config)
-        for name, gate in gates.items()
-    }
-    with background(adapter) as others:
-        loads = [others.ask(lambda c, n=n, url=url: c.load(n, url)) for n, url in urls.items()]
-        try:
-            for gate in gates.values():
-                gate.wait_reached()  # both, before either may go on
-        finally:
-            for gate in gates.values():
-                gate.open()
-        assert [load.result().status for load in loads] == [200, 200]
-    assert model_names(client) == ["left", "right"]
-
-
-def test_model_url_is_told_as_it_was_given(
-    client: Client, adapter: RunningAdapter, package: Path
-) -> None:
+def test_model_url_is_told_as_it_was_given(client, adapter, package):
     write_python_model(package / "of hash" / "model")
     folder = f"{package}/of hash"
     urls = {
@@ -90,23 +62,12 @@ def test_model_url_is_told_as_it_was_given(
     assert client.get("/models").json() == {"models": described}
 
 
-def test_a_missing_folder_is_404(client: Client, package: Path) -> None:
-    reply = client.load("echo", package / "nothing")
-
-    assert refusal(reply)[:2] == (404, "SourceMissing")
-    assert "nothing" in reply.error
-
-
 @rows("url", ["/etc", "/etc/no-such-thing", "relative", "s3://bucket/x", "/", "{}/../../../etc"])
-def test_a_path_outside_the_model_roots_is_refused(
-    client: Client, model_root: Path, url: str
-) -> None:
+def test_a_path_outside_the_model_roots_is_refused(client, model_root, url):
     assert refusal(client.load("echo", url.format(model_root)))[:2] == (400, "InvalidRequest")
 
 
-def test_link_out_of_the_model_roots_is_refused(
-    client: Client, package: Path, tmp_path: Path
-) -> None:
+def test_link_out_of_the_model_roots_is_refused(client, package, tmp_path):
     outside = write_python_model(tmp_path / "outside")
     (package / "link").symlink_to(outside)
     write_python_model(package / "inner")
@@ -117,7 +78,7 @@ def test_link_out_of_the_model_roots_is_refused(
     assert client.get("/models").json() == {"models": []}
 
 
-def test_broken_config_is_refused_with_its_place(client: Client, package: Path) -> None:
+def test_broken_config_is_refused_with_its_place(client, package):
     write_python_model(package, config=CONFIG + "max_batch_size: many\n")
 
     reply = client.load("echo", package)
@@ -127,9 +88,7 @@ def test_broken_config_is_refused_with_its_place(client: Client, package: Path) 
     assert "many" in reply.error
 
 
-def test_raising_model_is_refused_and_leaves_nothing(
-    client: Client, adapter: RunningAdapter, package: Path
-) -> None:
+def test_raising_model_is_refused_and_leaves_nothing(client, adapter, package):
     write_python_model(package, initialize='raise ValueError("the weights are of 1999")')
 
     failed = client.load("echo", package)
@@ -170,18 +129,18 @@ _NO_LOADS = [
 
 
 @rows("body", _NO_LOADS)
-def test_what_is_no_load_is_refused(client: Client, body: bytes) -> None:
+def test_what_is_no_load_is_refused(client, body):
     assert refusal(client.post("/models", body))[:2] == (400, "InvalidRequest")
 
 
-def test_unknown_fields_and_headers_are_ignored(client: Client) -> None:
+def test_unknown_fields_and_headers_are_ignored(client):
     body = {"model_name": "echo", "url": str(EXAMPLES / "identity"), "extra": [1], "Url": "/etc"}
     headers = {"Content-Type": "text/csv", "X-Amzn-Unheard-Of": "1", "Accept": "image/png"}
 
     assert client.post("/models", body, headers).status == 200
 
 
-def test_headers_of_the_platform_are_logged(client: Client, adapter: RunningAdapter) -> None:
+def test_headers_of_the_platform_are_logged(client, adapter):
     headers = {
         "X-Amzn-SageMaker-Target-Model": "team/a.tar.gz",
         "X-Amzn-SageMaker-Inference-Id": "id-77",
@@ -201,7 +160,7 @@ def test_headers_of_the_platform_are_logged(client: Client, adapter: RunningAdap
 
 
 @pytest.mark.of_triton("2.51", "2.73", "its words for a failed load")
-def test_refused_load_says_what_was_odd(client: Client, package: Path) -> None:
+def test_refused_load_says_what_was_odd(client, package):
     """Triton itself names neither file nor line of a field that it does not know."""
     write_python_model(package, config=CONFIG + "colour: 3\n")
 

@@ -6,11 +6,9 @@ import shutil
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
-from tests.asking import Gate
 from tests.processes import tritonserver
 from tests.running import COMPLETE, EMBEDDED, Client, RunningAdapter, embedded_adapter, wait_until
 from tests.trees import write_python_model
@@ -47,7 +45,7 @@ def starting(*flags: str) -> Iterator[tuple[RunningAdapter, Client]]:
         yield adapter, admin
 
 
-def test_probes_are_ready_with_every_wanted_model(tmp_path: Path, gate: Gate):
+def test_probes_are_ready_with_every_wanted_model(tmp_path, gate):
     write_python_model(tmp_path / "quick")
     write_python_model(tmp_path / "slow", initialize=gate.statements)
     flags = (
@@ -71,7 +69,7 @@ def test_probes_are_ready_with_every_wanted_model(tmp_path: Path, gate: Gate):
         assert client.invoke("other").status == 200
 
 
-def test_failing_wanted_model_is_named_and_retried(tmp_path: Path):
+def test_failing_wanted_model_is_named_and_retried(tmp_path):
     write_python_model(tmp_path / "good")
     write_python_model(tmp_path / "bad", initialize='raise ValueError("no weights yet")')
     flags = (
@@ -91,7 +89,7 @@ def test_failing_wanted_model_is_named_and_retried(tmp_path: Path):
 
 @pytest.mark.parametrize("restart", ["forget", "reload"])
 @pytest.mark.nightly
-def test_unloaded_model_stays_away_after_tritons_death(tmp_path: Path, restart):
+def test_unloaded_model_stays_away_after_tritons_death(tmp_path, restart):
     for name in ("kept", "gone", "changed"):
         write_python_model(tmp_path / name)
     flags = (
@@ -124,7 +122,7 @@ def test_unloaded_model_stays_away_after_tritons_death(tmp_path: Path, restart):
         assert counted(admin) == {"loaded": 2, "missing": 0, "unloaded": 1}
 
 
-def test_unloading_broken_model_makes_adapter_ready(tmp_path: Path):
+def test_unloading_broken_model_makes_adapter_ready(tmp_path):
     write_python_model(tmp_path / "good")
     write_python_model(tmp_path / "bad", initialize='raise ValueError("no weights yet")')
     flags = (f"--model-roots={tmp_path}", f"--load-at-start={tmp_path}/*")
@@ -144,7 +142,7 @@ def test_unloading_broken_model_makes_adapter_ready(tmp_path: Path):
         adapter.wait_for("adapter.wanted_no_more", model_id="bad")
 
 
-def test_missing_folder_ends_the_start(tmp_path: Path):
+def test_missing_folder_ends_the_start(tmp_path):
     adapter = RunningAdapter(*EMBEDDED, f"--model-roots={tmp_path}", "--load-at-start=models/*")
 
     adapter.process.wait(60)
@@ -154,7 +152,7 @@ def test_missing_folder_ends_the_start(tmp_path: Path):
     assert adapter.stop() == 1
 
 
-def test_a_folder_without_a_model_is_warned_of(tmp_path: Path):
+def test_a_folder_without_a_model_is_warned_of(tmp_path):
     """An agent may fill it later, so it does not end the start."""
     with starting(f"--model-roots={tmp_path}", f"--load-at-start={tmp_path}/*") as (adapter, _):
         [warned] = adapter.events("adapter.nothing_to_load")

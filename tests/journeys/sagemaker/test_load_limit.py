@@ -21,7 +21,7 @@ _FILES = 60_000  # seconds of work
 
 
 @pytest.fixture(scope="module")
-def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def archive(tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("packed") / "many.tar"
     with tarfile.open(path, "w") as packed:
         for number in range(_FILES):
@@ -57,7 +57,7 @@ def suspended(adapter: RunningAdapter, count: int = 1) -> list[int]:
     return sorted(stopped)
 
 
-def test_unpacking_ends_at_its_loads_time_limit(archive: Path) -> None:
+def test_unpacking_ends_at_its_loads_time_limit(archive):
     """Also the loads that wait for a thread."""
     roots = (f"--model-roots={archive.parent}", f"--model-roots={EXAMPLES}")
     with (
@@ -93,7 +93,7 @@ def scratch() -> Iterator[Path]:
 
 
 @pytest.fixture
-def stopping(scratch: Path, archive: Path) -> Iterator[RunningAdapter]:
+def stopping(scratch, archive) -> Iterator[RunningAdapter]:
     """Its drain is over before any archive is unpacked."""
     flags = (f"--model-roots={archive.parent}", "--drain-timeout-seconds=0.1")
     adapter = RunningAdapter(*EMBEDDED, *flags, environ={"TMPDIR": str(scratch)})
@@ -106,8 +106,8 @@ def stopping(scratch: Path, archive: Path) -> Iterator[RunningAdapter]:
 
 @pytest.mark.parametrize("is_suspended", [False, True], ids=["running", "suspended"])
 def test_unpacking_ends_with_the_adapter_and_leaves_nothing(
-    stopping: RunningAdapter, archive: Path, scratch: Path, is_suspended: bool
-) -> None:
+    stopping, archive, scratch, is_suspended
+):
     count = 1 if is_suspended else 4
     with background(stopping) as others:
         loads = [others.ask(lambda c, n=n: c.load(f"m{n}", archive)) for n in range(count)]

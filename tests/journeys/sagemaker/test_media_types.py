@@ -55,7 +55,7 @@ def curl(address: str, path: str, body: Path, *options: str) -> tuple[int, bytes
     ],
     ids=["chunked", "sized"],
 )
-def test_large_json_as_a_form_is_answered(own, tmp_path, path, size, options) -> None:
+def test_large_json_as_a_form_is_answered(own, tmp_path, path, size, options):
     body = tmp_path / "body"
     body.write_bytes(numbers(size))
     status, answer = curl(own.http, path, body, *options)
@@ -63,7 +63,7 @@ def test_large_json_as_a_form_is_answered(own, tmp_path, path, size, options) ->
     assert not own.events("triton.exited")
 
 
-def test_raw_tensors_as_a_form_are_answered(own, tmp_path) -> None:
+def test_raw_tensors_as_a_form_are_answered(own, tmp_path):
     body, length = binary_request(3 * MB)
     path = tmp_path / "body"
     path.write_bytes(body)
@@ -74,7 +74,7 @@ def test_raw_tensors_as_a_form_are_answered(own, tmp_path) -> None:
 
 
 @pytest.mark.parametrize("path", ["/v2/models/echo/generate", "/v2/models/echo/generate_stream"])
-def test_model_ignoring_a_request_ends_nothing(own, tmp_path, path) -> None:
+def test_model_ignoring_a_request_ends_nothing(own, tmp_path, path):
     body = tmp_path / "body"
     body.write_bytes(json.dumps({"IN": "x" * 6 * MB}).encode())
     status, answer = curl(own.http, path, body)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.asking import BINARY, binary_request, model_names, quoted, refusal, sized, triton_index
+from tests.asking import model_names, quoted, refusal, triton_index
 from tests.cases import rows
 from tests.processes import arguments, stubs
 from tests.running import COMPLETE, Client, Reply, RunningAdapter, embedded_adapter
@@ -35,7 +35,7 @@ Named = tuple[RunningAdapter, dict[str, Reply], Path]
 
 
 @pytest.fixture(scope="module")
-def named(model_root: Path) -> Iterator[Named]:
+def named(model_root) -> Iterator[Named]:
     """A model under every one of the names, and what each load was answered.
 
     On an adapter of its own: a model that cannot be unloaded would be in the way of other tests.
@@ -53,13 +53,13 @@ def named(model_root: Path) -> Iterator[Named]:
 
 
 @pytest.fixture
-def asking(named: Named) -> Iterator[Client]:
+def asking(named) -> Iterator[Client]:
     with named[0].client() as client:
         yield client
 
 
 @rows("name", _NAMES.values())
-def test_model_of_any_name_is_loaded_and_invoked(named: Named, asking: Client, name: str) -> None:
+def test_model_of_any_name_is_loaded_and_invoked(named, asking, name):
     _, loads, folder = named
     path = f"/models/{quoted(name)}"
     described = {"modelName": name, "modelUrl": str(folder)}
@@ -75,20 +75,7 @@ def test_model_of_any_name_is_loaded_and_invoked(named: Named, asking: Client, n
         assert (answer["model_name"], answer["outputs"][0]["data"]) == (name, [1.5])
 
 
-@rows("name", _NAMES.values())
-def test_binary_answer_has_the_callers_model_name(asking: Client, name: str) -> None:
-    body, json_bytes = binary_request(3)
-
-    reply = asking.post(f"/models/{quoted(name)}/invoke", body, sized(json_bytes))
-
-    kind, _, parameter = reply.headers["Content-Type"].partition(";")
-    size = int(parameter.removeprefix("json-header-size="))
-    assert (reply.status, kind) == (200, BINARY)
-    assert json.loads(reply.body[:size])["model_name"] == name
-    assert reply.body[size:] == body[json_bytes:]
-
-
-def test_refused_inference_has_the_callers_model_name(asking: Client) -> None:
+def test_refused_inference_has_the_callers_model_name(asking):
     body = infer_body(1.0)
     body["inputs"][0]["name"] = "OTHER"
 
@@ -98,7 +85,7 @@ def test_refused_inference_has_the_callers_model_name(asking: Client) -> None:
     assert "ta.u" not in reply.error
 
 
-def test_triton_disk_and_processes_see_safe_names(named: Named) -> None:
+def test_triton_disk_and_processes_see_safe_names(named):
     """No shell ever ran one."""
     adapter, _, folder = named
     ready = {name for name, state in triton_index(adapter).items() if state == "READY"}
@@ -116,12 +103,12 @@ def test_triton_disk_and_processes_see_safe_names(named: Named) -> None:
     assert not [place for place in places if (place / "shell-was-here").exists()]
 
 
-def test_dots_in_raw_path_are_names(asking: Client) -> None:
+def test_dots_in_raw_path_are_names(asking):
     for dots in (".", ".."):
         assert asking.get(f"/models/{dots}").json()["modelName"] == dots
 
 
-def test_a_name_of_1025_bytes_is_refused_everywhere(asking: Client, model_root: Path) -> None:
+def test_a_name_of_1025_bytes_is_refused_everywhere(asking, model_root):
     name = "é" * 512 + "x"
     path = f"/models/{quoted(name)}"
 
@@ -132,13 +119,13 @@ def test_a_name_of_1025_bytes_is_refused_everywhere(asking: Client, model_root: 
 
 
 @pytest.mark.parametrize("raw", ["%FF", "a%C3", "%00", "%ED%A0%80"])
-def test_path_that_is_not_utf8_is_refused(asking: Client, raw: str) -> None:
+def test_path_that_is_not_utf8_is_refused(asking, raw):
     assert refusal(asking.get(f"/models/{raw}"))[:2] == (400, "InvalidRequest")
     assert refusal(asking.delete(f"/models/{raw}"))[:2] == (400, "InvalidRequest")
     assert refusal(asking.post(f"/models/{raw}/invoke", b"{}"))[:2] == (400, "InvalidRequest")
 
 
-def test_names_are_not_normalised(asking: Client, model_root: Path) -> None:
+def test_names_are_not_normalised(asking, model_root):
     assert asking.load("caf\u00e9", model_root / "named").status == 200
 
     assert asking.get(f"/models/{quoted('caf' + chr(0xE9))}").status == 200
@@ -157,7 +144,7 @@ def unload(adapter: RunningAdapter, name: str) -> None:
         assert refusal(invoked) == (404, "ModelNotFound", name)
 
 
-def test_z_models_of_all_names_are_unloaded(named: Named, asking: Client) -> None:
+def test_z_models_of_all_names_are_unloaded(named, asking):
     with ThreadPoolExecutor(8) as pool:
         unloads = [pool.submit(unload, named[0], name) for name in _NAMES.values()]
     failures = [failure for each in unloads if (failure := each.exception())]

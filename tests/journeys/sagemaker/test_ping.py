@@ -4,7 +4,6 @@ import os
 import signal
 import socket
 import time
-from pathlib import Path
 from threading import Event
 
 import pytest
@@ -18,9 +17,7 @@ pytestmark = pytest.mark.triton
 
 
 @pytest.mark.races
-def test_ping_is_quick_during_loads_and_unloads(
-    adapter: RunningAdapter, client: Client, package: Path
-) -> None:
+def test_ping_is_quick_during_loads_and_unloads(adapter, client, package):
     write_python_model(package, initialize='raise ValueError("no")')
     is_over = Event()
 
@@ -47,7 +44,7 @@ def test_ping_is_quick_during_loads_and_unloads(
     assert max(seconds) < 1  # the platform gives it 2 s; this machine is shared
 
 
-def test_before_triton_is_up_only_the_adapter_lives(tmp_path: Path) -> None:
+def test_before_triton_is_up_only_the_adapter_lives(tmp_path):
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))  # bound and not listening: whoever calls is refused
         address = f"127.0.0.1:{nobody.getsockname()[1]}"
@@ -80,7 +77,7 @@ def test_before_triton_is_up_only_the_adapter_lives(tmp_path: Path) -> None:
             assert adapter.stop() == 0
 
 
-def test_stopped_triton_is_503_until_it_continues() -> None:
+def test_stopped_triton_is_503_until_it_continues():
     with embedded_adapter(COMPLETE) as hurt, hurt.client() as client:
         assert client.load("echo", EXAMPLES / "identity").status == 200
         pid = tritonserver(hurt)

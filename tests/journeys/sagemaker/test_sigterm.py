@@ -7,11 +7,10 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from pathlib import Path
 
 import pytest
 
-from tests.asking import Gate, background, refusal
+from tests.asking import background, refusal
 from tests.constants import NEVER, TRITON_HANG
 from tests.grpc_calls import calls_to
 from tests.processes import descendants, is_alive, suspend, tritonserver
@@ -26,7 +25,7 @@ _END_SECONDS = 12
 
 
 @pytest.fixture
-def running(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[RunningAdapter]:
+def running(tmp_path, request) -> Iterator[RunningAdapter]:
     """Its parameter is the time for a drain."""
     seconds = getattr(request, "param", _DRAIN_SECONDS)
     flags = (f"--model-roots={tmp_path}", f"--drain-timeout-seconds={seconds}")
@@ -49,7 +48,7 @@ def ends(adapter: RunningAdapter, number: signal.Signals = signal.SIGTERM) -> fl
     return seconds
 
 
-def test_an_idle_adapter_ends_at_once(running: RunningAdapter) -> None:
+def test_an_idle_adapter_ends_at_once(running):
     """At SIGTERM, too: as each adapter of the tests does."""
     with running.client() as client:
         assert client.load("echo", EXAMPLES / "identity").status == 200
@@ -58,15 +57,13 @@ def test_an_idle_adapter_ends_at_once(running: RunningAdapter) -> None:
 
 
 @pytest.mark.parametrize("running", [60], indirect=True)
-def test_standing_triton_is_killed_at_the_end(running: RunningAdapter) -> None:
+def test_standing_triton_is_killed_at_the_end(running):
     suspend(tritonserver(running))
     # neither the drain nor the 8 s for an end in good order are used up
     assert ends(running) < 8
 
 
-def test_requests_in_flight_learn_of_the_end(
-    running: RunningAdapter, tmp_path: Path, gate: Gate
-) -> None:
+def test_requests_in_flight_learn_of_the_end(running, tmp_path, gate):
     package = write_python_model(tmp_path / "endless", answer=gate.statements)
     with background(running) as others:
         with running.client() as client:
@@ -94,7 +91,7 @@ def infer_over_grpc(address: str) -> str:
 @pytest.mark.parametrize(
     ("when", "number"), [("adapter.listening", signal.SIGTERM), ("triton.log", signal.SIGINT)]
 )
-def test_an_adapter_that_is_starting_ends_as_well(when: str, number: signal.Signals) -> None:
+def test_an_adapter_that_is_starting_ends_as_well(when, number):
     adapter = RunningAdapter(*EMBEDDED)
     try:
         adapter.wait_for(when)
@@ -106,9 +103,7 @@ def test_an_adapter_that_is_starting_ends_as_well(when: str, number: signal.Sign
         adapter.stop()
 
 
-def test_ongoing_load_does_not_delay_the_end(
-    running: RunningAdapter, tmp_path: Path, gate: Gate
-) -> None:
+def test_ongoing_load_does_not_delay_the_end(running, tmp_path, gate):
     package = write_python_model(tmp_path / "endless", initialize=gate.statements)
     with background(running) as others:
         loading = others.ask(lambda c: c.load("endless", package))

@@ -1,17 +1,15 @@
 """--single-model: one package, loaded at start and served at /invocations."""
 
-from pathlib import Path
-
 import pytest
 
-from tests.asking import BINARY, Gate, binary_request, refusal, sized
+from tests.asking import BINARY, binary_request, refusal, sized
 from tests.running import COMPLETE, EMBEDDED, EXAMPLES, Client, RunningAdapter, embedded_adapter
 from tests.trees import infer_body, write_python_model
 
 pytestmark = pytest.mark.triton
 
 
-def test_the_single_model_is_served_at_invocations() -> None:
+def test_the_single_model_is_served_at_invocations():
     with (
         embedded_adapter(f"--single-model={EXAMPLES / 'identity'}", COMPLETE) as adapter,
         adapter.client() as client,
@@ -30,7 +28,7 @@ def test_the_single_model_is_served_at_invocations() -> None:
         assert refusal(client.get("/invocations"))[0] == 405
 
 
-def test_ping_is_503_until_single_model_loads(tmp_path: Path, gate: Gate) -> None:
+def test_ping_is_503_until_single_model_loads(tmp_path, gate):
     folder = write_python_model(tmp_path / "a b", initialize=gate.statements)
     adapter = RunningAdapter(*EMBEDDED, f"--single-model={folder}")
     try:
@@ -51,7 +49,7 @@ def test_ping_is_503_until_single_model_loads(tmp_path: Path, gate: Gate) -> Non
         assert adapter.stop() == 0
 
 
-def test_unloadable_single_model_ends_the_start(tmp_path: Path) -> None:
+def test_unloadable_single_model_ends_the_start(tmp_path):
     folder = write_python_model(tmp_path / "bad", initialize='raise ValueError("no weights")')
     adapter = RunningAdapter(*EMBEDDED, f"--single-model={folder}")
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.asking import Gate, refusal
+from tests.asking import refusal
 from tests.constants import HANG
 from tests.running import COMPLETE, EXAMPLES, embedded_adapter, wait_until
 from tests.trees import write_python_model
@@ -12,7 +12,7 @@ from tests.trees import write_python_model
 pytestmark = pytest.mark.triton
 
 
-def test_slow_load_is_504_and_taken_down(model_root: Path, package: Path, gate: Gate) -> None:
+def test_slow_load_is_504_and_taken_down(model_root, package, gate):
     """A good load must end in that time, on a busy machine, too: 504, and 409 for a while."""
     write_python_model(package, initialize=gate.statements)
     flags = (f"--model-roots={model_root}", "--load-timeout-seconds=8", COMPLETE)

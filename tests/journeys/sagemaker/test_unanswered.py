@@ -19,7 +19,7 @@ pytestmark = pytest.mark.triton
 
 
 @pytest.fixture
-def adapter(tmp_path: Path) -> Iterator[RunningAdapter]:
+def adapter(tmp_path) -> Iterator[RunningAdapter]:
     """Its drain may take longer than the end of this fixture, or of any test, waits for it."""
     flags = (f"--model-roots={tmp_path}", "--grpc=127.0.0.1:0", "--memory-limit=1GiB", COMPLETE)
     times = ("--infer-timeout-seconds=60", "--drain-timeout-seconds=100")
@@ -72,9 +72,7 @@ WAYS = {
 }
 
 
-def test_unload_ends_though_request_was_never_answered(
-    adapter: RunningAdapter, tmp_path: Path
-) -> None:
+def test_unload_ends_though_request_was_never_answered(adapter, tmp_path):
     """A load and a stop follow."""
     processes: list[int] = []
     with adapter.client() as client, background(adapter) as others:

@@ -1,18 +1,15 @@
 """DELETE /models/{model_name}: the memory is free when it answers."""
 
 import json
-import os
 import shutil
-import signal
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, wait
-from pathlib import Path
 
 import pytest
 
-from tests.asking import Gate, RawConnection, background, refusal, triton_index
+from tests.asking import RawConnection, background, refusal, triton_index
 from tests.processes import is_alive, stubs
-from tests.running import EXAMPLES, Client, RunningAdapter, wait_until
+from tests.running import EXAMPLES, wait_until
 from tests.trees import infer_body, write_python_model
 
 pytestmark = pytest.mark.triton
@@ -21,7 +18,7 @@ _ECHO = EXAMPLES / "identity"
 
 
 @pytest.fixture
-def stopping(package: Path, gate: Gate, client: Client) -> Iterator[str]:
+def stopping(package, gate, client) -> Iterator[str]:
     """A loaded model that stands at the gate in every inference."""
     write_python_model(package, answer=gate.statements)
     assert client.load("stopping", package).status == 200
@@ -29,7 +26,7 @@ def stopping(package: Path, gate: Gate, client: Client) -> Iterator[str]:
     gate.open()  # before the model is unloaded
 
 
-def test_answered_delete_leaves_nothing(client: Client, adapter: RunningAdapter) -> None:
+def test_answered_delete_leaves_nothing(client, adapter):
     assert client.load("echo", _ECHO).status == 200
     (stub,) = stubs(adapter, "echo")
 
@@ -44,9 +41,7 @@ def test_answered_delete_leaves_nothing(client: Client, adapter: RunningAdapter)
     assert refusal(client.unload("echo")) == (404, "ModelNotFound", "echo")
 
 
-def test_unload_refuses_new_requests_and_awaits_old(
-    client: Client, adapter: RunningAdapter, stopping: str, gate: Gate
-) -> None:
+def test_unload_refuses_new_requests_and_awaits_old(client, adapter, stopping, gate):
     with RawConnection(adapter.http) as invoking, background(adapter) as others:
         invoking.post(f"{stopping}/invoke", infer_body(1.0))
         gate.wait_reached()
@@ -68,28 +63,7 @@ def test_unload_refuses_new_requests_and_awaits_old(
     assert statuses == [200, 404]  # two at once: one of them does it
 
 
-@pytest.mark.parametrize("is_noticed", [True, False], ids=["noticed", "unnoticed"])
-def test_model_without_process_is_unloaded_all_the_same(
-    client: Client, adapter: RunningAdapter, is_noticed: bool
-) -> None:
-    assert client.load("echo", _ECHO).status == 200
-    (stub,) = stubs(adapter, "echo")
-    os.kill(stub, signal.SIGKILL)
-    if is_noticed:
-        reply = client.invoke("echo")
-        assert refusal(reply) == (500, "InferenceFailed", "echo")
-
-    reply = client.unload("echo")
-
-    assert reply.status == 200
-    assert stubs(adapter, "echo") == []
-    assert triton_index(adapter).get("echo", "UNAVAILABLE") == "UNAVAILABLE"
-    assert not (adapter.repository / "echo").exists()
-
-
-def test_missing_folder_does_not_hurt_loaded_model(
-    client: Client, adapter: RunningAdapter, identity: Path
-) -> None:
+def test_missing_folder_does_not_hurt_loaded_model(client, adapter, identity):
     assert client.load("echo", identity).status == 200
     assert client.load("other", _ECHO).status == 200
 

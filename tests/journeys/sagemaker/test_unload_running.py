@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.asking import Gate, background
+from tests.asking import background
 from tests.constants import HANG, UNLOAD
 from tests.processes import is_alive, stubs
 from tests.running import COMPLETE, Client, RunningAdapter, embedded_adapter, wait_until
@@ -19,12 +19,12 @@ _FOR_EVER = "import pathlib, time\npathlib.Path({mark!r}).touch()\ntime.sleep(36
 
 
 @pytest.fixture(scope="module")
-def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def packages(tmp_path_factory) -> Path:
     return tmp_path_factory.mktemp("packages")
 
 
 @pytest.fixture(scope="module")
-def hasty(packages: Path) -> Iterator[RunningAdapter]:
+def hasty(packages) -> Iterator[RunningAdapter]:
     """An unload waits 10 s at most for what computes, and has as long to end it."""
     flags = (f"--model-roots={packages}", "--memory-limit=1GiB", "--infer-timeout-seconds=60")
     with embedded_adapter(*flags, COMPLETE, constants={UNLOAD: 20, HANG: 2}) as adapter:
@@ -32,13 +32,13 @@ def hasty(packages: Path) -> Iterator[RunningAdapter]:
 
 
 @pytest.fixture
-def root(packages: Path, tmp_path: Path) -> Path:
+def root(packages, tmp_path) -> Path:
     """A folder of this test's own that packages are loaded from."""
     return packages / tmp_path.name
 
 
 @pytest.fixture
-def client(hasty: RunningAdapter) -> Iterator[Client]:
+def client(hasty) -> Iterator[Client]:
     with hasty.client() as client:
         yield client
 
@@ -51,9 +51,7 @@ def leave_computing(adapter: RunningAdapter, name: str, mark: Path) -> None:
     connection.close()
 
 
-def test_endless_instances_end_before_delete_says_200(
-    hasty: RunningAdapter, client: Client, root: Path
-) -> None:
+def test_endless_instances_end_before_delete_says_200(hasty, client, root):
     mark = root.with_suffix(".computes")
     many = "instance_group { kind: KIND_CPU count: 2 } version_policy { all {} }\n"
     for version in ("1", "2"):
@@ -73,9 +71,7 @@ def test_endless_instances_end_before_delete_says_200(
     assert set(killed) <= set(family)
 
 
-def test_model_that_ends_in_time_is_not_killed(
-    hasty: RunningAdapter, client: Client, root: Path, gate: Gate
-) -> None:
+def test_model_that_ends_in_time_is_not_killed(hasty, client, root, gate):
     """Longer than an unload may stand still, and its caller has left; but it finalizes."""
     finalized = gate.path.with_name("finalized")
     package = write_python_model(
@@ -93,9 +89,7 @@ def test_model_that_ends_in_time_is_not_killed(
     assert finalized.exists()
 
 
-def test_a_finalize_that_never_ends_is_ended(
-    hasty: RunningAdapter, client: Client, root: Path
-) -> None:
+def test_a_finalize_that_never_ends_is_ended(hasty, client, root):
     package = write_python_model(root / "endless", finalize="import time\ntime.sleep(3600)")
     assert client.load("endless", package).status == 200
     (stub,) = stubs(hasty, "endless")

@@ -1,7 +1,6 @@
 """Callers of adapters: with an embedded Triton, and one that uploads to another."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -14,18 +13,18 @@ __all__ = ["kept"]  # a fixture
 
 
 @pytest.fixture(params=["grpc", "grpc_data"])
-def listener(request: pytest.FixtureRequest) -> str:
+def listener(request) -> str:
     """Inferences are the same at both listeners of gRPC."""
     return request.param
 
 
 @pytest.fixture
-def repository(client: Client) -> Repository:
+def repository(client) -> Repository:
     return Repository(client)
 
 
 @pytest.fixture(scope="module")
-def shared_uploading(triton: RunningAdapter, model_root: Path) -> Iterator[RunningAdapter]:
+def shared_uploading(triton, model_root) -> Iterator[RunningAdapter]:
     adapter = uploading_adapter(triton, model_root)
     yield adapter
     assert adapter.stop() == 0, adapter.errors
@@ -33,7 +32,7 @@ def shared_uploading(triton: RunningAdapter, model_root: Path) -> Iterator[Runni
 
 
 @pytest.fixture
-def uploading(shared_uploading: RunningAdapter) -> Iterator[Repository]:
+def uploading(shared_uploading) -> Iterator[Repository]:
     """Calls at an adapter that uploads; what the test loaded is unloaded after it."""
     with shared_uploading.client() as client:
         yield Repository(client)
@@ -41,7 +40,7 @@ def uploading(shared_uploading: RunningAdapter) -> Iterator[Repository]:
 
 
 @pytest.fixture
-def raw_triton(triton: RunningAdapter) -> Iterator[Client]:
+def raw_triton(triton) -> Iterator[Client]:
     """The Triton behind the adapter that uploads, asked directly."""
     with triton_client(triton) as client:
         yield client

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.running import Client, RunningAdapter, unload_all
+from tests.running import Client, unload_all
 from tests.trees import write_python_model
 
 
@@ -31,9 +31,7 @@ class Kept:
 
 
 @pytest.fixture(scope="module")
-def kept(
-    shared_adapter: RunningAdapter, model_root: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Kept]:
+def kept(shared_adapter, model_root, tmp_path_factory) -> Iterator[Kept]:
     """What it loads is unloaded at the end of the module."""
     root = model_root / tmp_path_factory.mktemp("kept").name
     with shared_adapter.client() as client:

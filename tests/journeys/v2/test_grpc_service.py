@@ -9,8 +9,6 @@ from tritonclient.grpc import service_pb2 as pb
 
 from tests.cases import rows
 from tests.grpc_calls import NO_LIMITS, SECONDS, SERVICE, calls_to
-from tests.journeys.v2.calls import uploading_adapter
-from tests.trees import write_python_model
 
 pytestmark = pytest.mark.triton
 
@@ -90,35 +88,6 @@ def test_calls_beyond_a_model_need_a_setting(calls, method, word, listener):
         f"NotPassedThrough: {method} is not forwarded to Triton: the setting passthrough lacks"
         f" {word!r}; see docs/v2.md#calls-about-the-whole-server"
     )
-
-
-@pytest.fixture(scope="module")
-def open_adapter(triton, model_root):
-    """In front of a stock Triton; passes everything on."""
-    flags = [f"--passthrough={word}" for word in ("shared_memory", "trace", "log")]
-    adapter = uploading_adapter(triton, model_root, *flags)
-    yield adapter
-    assert adapter.stop() == 0, adapter.errors
-
-
-def test_with_the_setting_it_is_passed_on(open_adapter, triton, package):
-    """Trace settings of a model go by the caller's name."""
-    write_python_model(package)
-    with (
-        open_adapter.client() as client,
-        calls_to(open_adapter.grpc) as calls,
-        calls_to(triton.grpc_address) as triton_calls,
-    ):
-        for method in ("SystemSharedMemoryStatus", "TraceSetting", "LogSettings"):
-            request = getattr(pb, f"{method}Request")()
-            assert calls.call(method, request) == triton_calls.call(method, request)
-        assert client.load("team/a", package).status == 200
-        request = pb.TraceSettingRequest(model_name="team/a")
-        request.settings["trace_rate"].value.append("7")
-        assert calls.call("TraceSetting", request).settings["trace_rate"].value == ["7"]
-        request = pb.TraceSettingRequest(model_name="nope")
-        assert calls.refused("TraceSetting", request)[0] == "NOT_FOUND"
-        assert client.unload("team/a").status == 200
 
 
 def test_an_unknown_method_is_unimplemented(calls):

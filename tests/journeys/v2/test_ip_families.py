@@ -41,16 +41,16 @@ def health(adapter: RunningAdapter, host: str) -> Mapping[str, str]:
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "[::1]"])
-def test_each_listener_answers_over_both_families(adapter: RunningAdapter, host: str) -> None:
+def test_each_listener_answers_over_both_families(adapter, host):
     assert statuses(adapter, host) == {"http": 200, "admin": 200}
     assert health(adapter, host) == {"status": "SERVING"}
 
 
-def test_the_log_names_the_address_of_both_families(adapter: RunningAdapter) -> None:
+def test_the_log_names_the_address_of_both_families(adapter):
     assert {address[:5] for address in adapter.listeners.values()} == {"[::]:"}
 
 
-def test_the_commands_ask_it_where_it_listens_everywhere(adapter: RunningAdapter) -> None:
+def test_the_commands_ask_it_where_it_listens_everywhere(adapter):
     command = [sys.executable, "-m", "adapter", "healthcheck", f"--admin={adapter.admin}"]
 
     def is_well() -> bool:
@@ -61,7 +61,7 @@ def test_the_commands_ask_it_where_it_listens_everywhere(adapter: RunningAdapter
     wait_until(is_well, 30, "it says that all is well")
 
 
-def test_without_ipv6_it_listens_over_ipv4() -> None:
+def test_without_ipv6_it_listens_over_ipv4():
     with embedded_adapter(*EVERYWHERE, module="tests.without_ipv6") as adapter:
         assert {address[:8] for address in adapter.listeners.values()} == {"0.0.0.0:"}
         assert statuses(adapter, "127.0.0.1") == {"http": 200, "admin": 200}

@@ -41,7 +41,7 @@ class Sides:
 
 
 @pytest.fixture(scope="module")
-def sides(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sides]:
+def sides(tmp_path_factory) -> Iterator[Sides]:
     root = tmp_path_factory.mktemp("models")
     package = write_python_model(root / "m")
     region = SharedMemory(create=True, size=64)
@@ -192,7 +192,7 @@ RESTS = [
 
 
 @rows("call", RESTS)
-def test_a_call_over_rest(sides: Sides, call: Rest):
+def test_a_call_over_rest(sides, call):
     found = [side.request(call.method, call.path, call.body, call.headers) for side in sides.rest]
     ours, theirs = (reply.status for reply in found)
     assert (ours, theirs) == (call.ours or call.theirs, call.theirs), found
@@ -302,7 +302,7 @@ GRPCS = [
 
 
 @rows("call", GRPCS)
-def test_a_call_over_grpc(sides: Sides, call: Grpc):
+def test_a_call_over_grpc(sides, call):
     ours, theirs = (code_of(side, call) for side in sides.grpc)
     assert (ours, theirs) == (call.ours or call.theirs, call.theirs)
     assert_has_row("gRPC", call.row, theirs, ours)
@@ -326,7 +326,7 @@ return pb_utils.InferenceResponse(error=error)
 
 
 @pytest.mark.parametrize("code", OWN_CODES)
-def test_a_code_of_the_models_own(sides: Sides, code: str):
+def test_a_code_of_the_models_own(sides, code):
     """`chooses/it` goes through the fallback server: Triton knows it by another name."""
     for name in ("chooses", "chooses/it"):
         package = write_python_model(sides.root / name, answer=RAISES)
@@ -346,7 +346,7 @@ def test_a_code_of_the_models_own(sides: Sides, code: str):
 
 
 @rows("method", [*ABOUT, "ModelInfer", "ModelStreamInfer"])
-def test_unknown_models_text_begins_as_tritons(sides: Sides, method: str):
+def test_unknown_models_text_begins_as_tritons(sides, method):
     def told(calls: Calls) -> str:
         if method == "ModelStreamInfer":
             (message,) = calls.stream([infer_request("none", 1.0)])
@@ -358,6 +358,16 @@ def test_unknown_models_text_begins_as_tritons(sides: Sides, method: str):
     ours, theirs = (told(side) for side in sides.grpc)
     assert theirs == "Request for unknown model: 'none' is not found"
     assert ours.startswith(f"{theirs}; ModelNotFound: ")
+
+
+def test_trace_settings_go_by_the_callers_name(sides):
+    """Triton knows `traced/it` by another name."""
+    package = write_python_model(sides.root / "traced/it")
+    assert sides.rest[0].load("traced/it", package).status == 200
+    request = asked("TraceSetting", model_name="traced/it")
+    request.settings["trace_rate"].value.append("7")
+    settings = sides.grpc[0].call("TraceSetting", request).settings
+    assert settings["trace_rate"].value == ["7"]
 
 
 def code_of(calls: Calls, call: Grpc) -> str:
@@ -393,7 +403,7 @@ TOO_LARGE = "a message above the limits [above](#grpc), of 4 MiB and 64 MiB at f
 FIRST_EVENT = "`generate_stream` that fails before its first event"
 
 
-def test_health_of_unknown_service(sides: Sides):
+def test_health_of_unknown_service(sides):
     request = health_pb2.HealthCheckRequest(service="nothing.Here")
     ours, theirs = (
         code_from(lambda stub=stub: stub.Check(request, timeout=30))  # type: ignore[misc]
@@ -403,7 +413,7 @@ def test_health_of_unknown_service(sides: Sides):
     assert_has_row("gRPC", NO_SERVICE, theirs, ours)
 
 
-async def test_many_pings(sides: Sides):
+async def test_many_pings(sides):
     ours, theirs = [await answer_to_pings(address) for address in sides.grpc_addresses]
     assert (ours, theirs) == ("answered", "GOAWAY")
     assert_has_row("gRPC", PINGS, theirs, ours)
@@ -426,7 +436,7 @@ async def first_of(wire: Wire, *kinds: int) -> int:
     raise AssertionError(f"closed after {wire.got}")
 
 
-async def test_a_message_in_an_unknown_encoding(sides: Sides):
+async def test_a_message_in_an_unknown_encoding(sides):
     ours, theirs = [await end_of_unknown_encoding(address) for address in sides.grpc_addresses]
     assert (ours, theirs) == (frames.HEADERS, frames.RST_STREAM)
     assert_has_row("gRPC", ENCODING, "RST_STREAM", "UNIMPLEMENTED")
@@ -442,7 +452,7 @@ async def end_of_unknown_encoding(address: str) -> int:
         return await first_of(wire, frames.HEADERS, frames.RST_STREAM)
 
 
-def test_message_too_large_for_a_stream(sides: Sides):
+def test_message_too_large_for_a_stream(sides):
     request = infer_request("m", *[0.0] * (2**24 + 1))
     ours, theirs = (list_of(side, request) for side in sides.grpc)
     assert theirs == "answered"
@@ -461,14 +471,14 @@ def list_of(calls: Calls, request: Any) -> grpc.RpcError | str:
     return "answered"
 
 
-def test_an_entry_of_the_index(sides: Sides):
+def test_an_entry_of_the_index(sides):
     ours, theirs = (side.post("/v2/repository/index", {}).json() for side in sides.rest)
     (entry,) = (entry for entry in ours if entry["name"] == "m")
     assert entry == {"name": "m", "version": "1", "state": "READY", "reason": ""}
     assert {"name": "m", "version": "1", "state": "READY"} in theirs
 
 
-def test_a_stream_of_events_that_fails_at_once(sides: Sides):
+def test_a_stream_of_events_that_fails_at_once(sides):
     write_python_model(sides.root / "fails", answer="raise ValueError('no luck')")
     assert sides.rest[0].post("/v2/repository/models/fails/load", {}).status == 200
     path = "/v2/models/fails/generate_stream"
@@ -494,7 +504,7 @@ ensemble_scheduling {
 """
 
 
-def test_an_ensemble_whose_steps_are_other_folders(sides: Sides):
+def test_an_ensemble_whose_steps_are_other_folders(sides):
     for folder in (sides.root, sides.repository):
         write_python_model(folder / "step")
         (folder / "whole" / "1").mkdir(parents=True)
@@ -512,7 +522,7 @@ def test_an_ensemble_whose_steps_are_other_folders(sides: Sides):
 
 
 @rows("what", ["live", "ready"])
-def test_health_has_the_body_that_kserves_client_reads(sides: Sides, what: str):
+def test_health_has_the_body_that_kserves_client_reads(sides, what):
     """`InferenceRESTClient.is_server_live` is `response.json().get("live")`."""
     ours, theirs = (side.get(f"/v2/health/{what}") for side in sides.rest)
     assert ours.json() == {what: True}
@@ -520,14 +530,14 @@ def test_health_has_the_body_that_kserves_client_reads(sides: Sides, what: str):
     assert theirs.body == b""
 
 
-def test_opened_extensions_are_named(sides: Sides):
+def test_opened_extensions_are_named(sides):
     ours, theirs = (side.get("/v2").json() for side in sides.rest)
     assert ours == theirs
     ours, theirs = (side.call("ServerMetadata", asked("ServerMetadata")) for side in sides.grpc)
     assert ours == theirs
 
 
-def test_no_error_tells_where_the_models_lie(sides: Sides, tmp_path: Path):
+def test_no_error_tells_where_the_models_lie(sides, tmp_path):
     client, calls = sides.rest[0], sides.grpc[0]
     write_python_model(sides.root / "broken", config="max_batch_size: {")
     write_python_model(sides.root / "raises", answer="raise ValueError('no')")

@@ -66,7 +66,7 @@ def fill(folder: Path) -> None:
 
 
 @pytest.fixture(scope="session")
-def perf_analyzer(request: pytest.FixtureRequest) -> Tool:
+def perf_analyzer(request) -> Tool:
     """Downloaded once, into pytest's cache."""
     if platform.machine() != "x86_64":
         pytest.skip("perf_analyzer is for x86-64")
@@ -84,7 +84,7 @@ def perf_analyzer(request: pytest.FixtureRequest) -> Tool:
 
 
 @pytest.fixture(scope="module")
-def served(shared_adapter: RunningAdapter, model_root: Path) -> Iterator[RunningAdapter]:
+def served(shared_adapter, model_root) -> Iterator[RunningAdapter]:
     package = model_root / "perf-ensemble"
     write_adding(package / "first", 1)
     write_adding(package / "second", 2)

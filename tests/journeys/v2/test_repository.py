@@ -9,7 +9,7 @@ import pytest
 from tests.asking import background, refusal, triton_index
 from tests.cases import rows
 from tests.journeys.v2.calls import CONFIG, Repository
-from tests.running import Client, wait_until
+from tests.running import wait_until
 from tests.trees import write_python_model
 
 pytestmark = pytest.mark.triton
@@ -251,19 +251,11 @@ def test_name_without_files_is_a_folder(repository, name):
     assert refusal(repository.load(name)) == (400, "InvalidRequest", name)
 
 
-def test_files_may_be_larger_than_other_control_bodies(repository, code, client: Client):
+def test_files_may_be_larger_than_other_control_bodies(repository, code, client):
     files = {"1/model.py": code, "1/weights": bytes(2 * 2**20)}
     assert repository.load_files("m", files).status == 200
     assert client.post("/v2/repository/index", b" " * (2**20 + 1)).status == 413
     assert client.post(LOAD, b" " * (64 * 2**20 + 1)).status == 413
-
-
-def test_calls_are_counted_as_those_of_v2(repository, adapter):
-    repository.index()
-    with Client(adapter.admin) as admin:
-        text = admin.get("/metrics").body.decode()
-    counted = [line for line in text.splitlines() if 'method="repository_index"' in line]
-    assert any('frontend="v2"' in line for line in counted)
 
 
 def test_left_load_is_not_done_again(adapter, repository, tmp_path, gate):

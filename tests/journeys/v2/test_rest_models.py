@@ -48,7 +48,7 @@ class TritonPythonModel:
 
 
 @pytest.fixture(scope="module")
-def served(shared_adapter: RunningAdapter) -> Iterator[RunningAdapter]:
+def served(shared_adapter) -> Iterator[RunningAdapter]:
     """The shared adapter with one model under two names, of which Triton knows one."""
     with shared_adapter.client() as client:
         for name in ("echo", ODD):
@@ -58,13 +58,13 @@ def served(shared_adapter: RunningAdapter) -> Iterator[RunningAdapter]:
 
 
 @pytest.fixture
-def client(served: RunningAdapter) -> Iterator[Client]:
+def client(served) -> Iterator[Client]:
     with served.client() as client:
         yield client
 
 
 @pytest.fixture
-def raw(served: RunningAdapter) -> Iterator[Client]:
+def raw(served) -> Iterator[Client]:
     """The Triton behind the adapter, asked directly."""
     with triton_client(served) as client:
         yield client

@@ -53,7 +53,7 @@ def socket_folder(adapter: RunningAdapter) -> Path:
     return Path(path).parent
 
 
-def test_long_tmpdir_moves_the_socket(tmp_path: Path) -> None:
+def test_long_tmpdir_moves_the_socket(tmp_path):
     long = tmp_path / ("x" * 100)
     long.mkdir()
     adapter = started(long)
@@ -68,9 +68,7 @@ def test_long_tmpdir_moves_the_socket(tmp_path: Path) -> None:
     assert not folder.exists()
 
 
-def test_log_says_which_socket_path_is_long(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_log_says_which_socket_path_is_long(monkeypatch, tmp_path):
     long = str(tmp_path / ("x" * 100))
     monkeypatch.setattr(tempfile, "tempdir", long)
     monkeypatch.setattr(listeners, "_SHORT", ())

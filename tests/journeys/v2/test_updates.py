@@ -5,7 +5,6 @@ model that was there serves on.
 import json
 import tarfile
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 
@@ -13,7 +12,7 @@ from tests.asking import background, refusal
 from tests.cases import rows
 from tests.grpc_calls import Calls, calls_to, load_request
 from tests.journeys.v2.calls import CONFIG, Repository
-from tests.running import Client, RunningAdapter, wait_until
+from tests.running import Client, RunningAdapter
 from tests.trees import CONFIG as PLAIN
 from tests.trees import infer_body, write_python_model
 
@@ -27,7 +26,7 @@ IN_PLACE = json.dumps(SEQUENCES)
 
 
 @pytest.fixture
-def code(tmp_path: Path) -> Callable[..., bytes]:
+def code(tmp_path) -> Callable[..., bytes]:
     """Returns the Python of a model whose parts are as given."""
 
     def written(**parts: str) -> bytes:
@@ -37,7 +36,7 @@ def code(tmp_path: Path) -> Callable[..., bytes]:
 
 
 @pytest.fixture
-def calls(adapter: RunningAdapter) -> Iterator[Calls]:
+def calls(adapter) -> Iterator[Calls]:
     with calls_to(adapter.grpc) as found:
         yield found
 
@@ -92,18 +91,6 @@ def test_changed_files_that_fail_leave_the_loaded_model(repository, package, ada
     write_python_model(package, answer="values = 3 * values")
     assert repository.load(package.name).status == 200
     assert repository.infer(package.name, 1.5) == [4.5]
-
-
-def test_failed_files_leave_those_before(repository, code, adapter):
-    doubling = {"1/model.py": code(answer=DOUBLING)}
-    assert repository.load_files("m", doubling).status == 200
-    before = read_state(adapter)
-    for broken in (b"raise ValueError('no such luck')", code(initialize=BROKEN)):
-        reply = repository.load_files("m", {"1/model.py": broken})
-        assert refusal(reply) == (400, "InvalidModel", "m"), reply.body
-        assert "no such luck" in reply.error
-    assert repository.infer("m", 1.5) == [3.0]
-    assert read_state(adapter) == before
 
 
 def test_calls_are_answered_while_a_model_is_updated(repository, package, adapter, gate):
@@ -229,15 +216,3 @@ def test_irrecoverable_model_is_said_to_be_gone(repository, package, client):
     assert reply.status == 400
     assert "could not be loaded again" in reply.error
     assert client.post(f"/v2/models/{package.name}/infer", infer_body(1.0)).status == 404
-
-
-def test_update_goes_on_when_its_caller_leaves(repository, package, adapter, gate):
-    write_python_model(package)
-    assert repository.load(package.name).status == 200
-    write_python_model(package, initialize=gate.statements, answer=DOUBLING)
-    hasty = Repository(Client(adapter.http, timeout=1.0))
-    with pytest.raises(TimeoutError):
-        hasty.load(package.name)
-    gate.wait_reached()
-    gate.open()
-    wait_until(lambda: repository.infer(package.name, 1.5) == [3.0], 30, "the update went on")
