@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from adapter.core.triton_input import HTTP_KEY_HEADER
-from tests.running import EXAMPLES, Client, RunningAdapter, wait_until
+from tests.running import EXAMPLES, Client, RunningAdapter, running_adapter, wait_until
 
 
 @contextmanager
@@ -15,7 +15,7 @@ def beside(
     triton: RunningAdapter, *flags: str, environ: Mapping[str, str] | None = None
 ) -> Iterator[RunningAdapter]:
     """An adapter in front of a Triton that is somebody else's."""
-    adapter = RunningAdapter(
+    with running_adapter(
         "--triton=external",
         "--http=127.0.0.1:0",
         "--admin=127.0.0.1:0",
@@ -25,13 +25,8 @@ def beside(
         f"--model-roots={EXAMPLES}",
         *flags,
         environ=environ,
-    )
-    try:
-        adapter.wait_for("adapter.started")
+    ) as adapter:
         yield adapter
-    finally:
-        if adapter.process.poll() is None:
-            adapter.stop()
 
 
 def children(pid: int) -> list[int]:

@@ -140,6 +140,7 @@ class RunningAdapter:
         self.lines: list[dict[str, Any]] = []
         self.listeners: dict[str, str] = {}
         self.started: dict[str, Any] = {}
+        self.is_stopped = False
         self._news = threading.Condition()
         given = {**os.environ, **(environ or {}), **as_variable(constants or {})}
         is_special = descriptors is not None or module != "adapter" or own_session
@@ -265,6 +266,7 @@ class RunningAdapter:
         except subprocess.TimeoutExpired:
             self.process.kill()  # its Triton goes with it
             raise
+        self.is_stopped = True
         self._reader.join(10)
         assert self.process.stdout is not None
         assert self.process.stderr is not None
@@ -289,15 +291,22 @@ EMBEDDED = (
 
 
 @contextmanager
-def embedded_adapter(*flags: str, **options: Any) -> Iterator[RunningAdapter]:
-    """An adapter with a Triton of its own, ready for work; checked to end cleanly."""
-    adapter = RunningAdapter(*EMBEDDED, *flags, **options)
+def running_adapter(*flags: str, **options: Any) -> Iterator[RunningAdapter]:
+    """An adapter that is ready for work; checked to end well, unless the test has stopped it."""
+    adapter = RunningAdapter(*flags, **options)
     try:
         adapter.wait_for("adapter.started")
         yield adapter
     finally:
-        code = adapter.stop()
+        code = 0 if adapter.is_stopped else adapter.stop()
     assert code == 0, adapter.errors
+
+
+@contextmanager
+def embedded_adapter(*flags: str, **options: Any) -> Iterator[RunningAdapter]:
+    """The same with a Triton of its own, whose private folder it removes."""
+    with running_adapter(*EMBEDDED, *flags, **options) as adapter:
+        yield adapter
     assert not adapter.repository.exists(), "the private folder is still there"
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tests.fakes.loop_thread import Run, loop_in_thread
 from tests.fakes.metrics_endpoint import MetricsEndpoint
-from tests.processes import is_alive
+from tests.processes import beside, is_alive
 from tests.running import RunningAdapter
 from tests.trees import CONFIG, write_python_model
 
@@ -162,24 +162,9 @@ def adapter_beside(
     triton: RunningAdapter, gpus: ScriptedGpus, root: Path, *flags: str
 ) -> Iterator[RunningAdapter]:
     """A real adapter before this Triton, whose NVML is the one of tests/fakes/driver."""
-    adapter = RunningAdapter(
-        "--triton=external",
-        "--http=127.0.0.1:0",
-        "--admin=127.0.0.1:0",
-        f"--triton-http={triton.http_address}",
-        f"--triton-grpc={triton.grpc_address}",
-        f"--repository={triton.repository}",
-        f"--model-roots={root}",
-        "--memory-reserve=0",
-        *flags,
-        environ=driver_environ(gpus),
-    )
-    try:
-        adapter.wait_for("adapter.started")
+    flags = (f"--model-roots={root}", "--memory-reserve=0", *flags)
+    with beside(triton, *flags, environ=driver_environ(gpus)) as adapter:
         yield adapter
-    finally:
-        code = adapter.stop()
-    assert code == 0, adapter.errors
 
 
 def driver_environ(gpus: ScriptedGpus) -> dict[str, str]:

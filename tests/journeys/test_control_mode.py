@@ -4,13 +4,12 @@ import shutil
 import signal
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from tests.journeys.modelmesh.tritons import KINDS, Elsewhere
-from tests.running import EXAMPLES, Client, Reply, RunningAdapter, wait_until
+from tests.running import EXAMPLES, Client, Reply, RunningAdapter, running_adapter, wait_until
 
 pytestmark = pytest.mark.triton
 
@@ -27,23 +26,12 @@ def elsewhere() -> Iterator[Elsewhere]:
     shutil.rmtree(folder)
 
 
-def start_beside(elsewhere: Elsewhere) -> RunningAdapter:
-    return RunningAdapter(
+def flags_beside(elsewhere: Elsewhere) -> list[str]:
+    return [
         *("--http=127.0.0.1:0", "--admin=127.0.0.1:0"),
         *(f"--triton-{kind}={getattr(elsewhere, kind)}" for kind in KINDS),
         *(f"--repository={elsewhere.repository}", f"--model-roots={EXAMPLES}"),
-    )
-
-
-@contextmanager
-def adapter_beside(elsewhere: Elsewhere) -> Iterator[RunningAdapter]:
-    adapter = start_beside(elsewhere)
-    try:
-        adapter.wait_for("adapter.started")
-        yield adapter
-    finally:
-        code = adapter.stop()
-    assert code == 0, adapter.errors
+    ]
 
 
 def ask(address: str, method: str, path: str, body: object = None) -> Reply:
@@ -75,7 +63,7 @@ def wait_for_advice(adapter: RunningAdapter) -> None:
 def test_ready_and_load_name_the_missing_option(elsewhere, mode):
     """The package is fine: 400 would have its owner look for a fault in it."""
     elsewhere.start(mode)
-    with adapter_beside(elsewhere) as adapter:
+    with running_adapter(*flags_beside(elsewhere)) as adapter:
         wait_for_advice(adapter)
         assert ADVICE in adapter.wait_for("triton.not_explicit")["reason"]
         reply = load(adapter, "m")
@@ -86,7 +74,7 @@ def test_ready_and_load_name_the_missing_option(elsewhere, mode):
 
 def test_adapter_follows_the_mode_of_restarted_triton(elsewhere):
     elsewhere.start("explicit")
-    with adapter_beside(elsewhere) as adapter:
+    with running_adapter(*flags_beside(elsewhere)) as adapter:
         wait_until_ready(adapter)
         assert load(adapter, "m").status == 200
 
@@ -104,12 +92,11 @@ def test_adapter_follows_the_mode_of_restarted_triton(elsewhere):
 def test_adapter_adopts_models_before_implicit_triton(elsewhere, mode):
     """Such a Triton loads what a killed adapter has staged, and serves it."""
     elsewhere.start("explicit")
-    killed = start_beside(elsewhere)
-    killed.wait_for("adapter.started")
-    assert load(killed, "m").status == 200
-    killed.stop(signal.SIGKILL)
+    with running_adapter(*flags_beside(elsewhere)) as killed:
+        assert load(killed, "m").status == 200
+        killed.stop(signal.SIGKILL)
     elsewhere.stop()
     elsewhere.start(mode)
-    with adapter_beside(elsewhere) as adapter:
+    with running_adapter(*flags_beside(elsewhere)) as adapter:
         wait_for_advice(adapter)
         assert [model["model_id"] for model in adapter.state()["models"]] == ["m"]

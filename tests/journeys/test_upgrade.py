@@ -6,7 +6,7 @@ import subprocess
 import tarfile
 import threading
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,14 @@ from tests.journeys.endpoint.folder_store import Caller, Store
 from tests.journeys.memory.models import MIB, check_agreement, write_eater
 from tests.ports import free_ports
 from tests.processes import beside
-from tests.running import EMBEDDED, Client, RunningAdapter, embedded_adapter, wait_until
+from tests.running import (
+    EMBEDDED,
+    Client,
+    RunningAdapter,
+    embedded_adapter,
+    running_adapter,
+    wait_until,
+)
 
 pytestmark = pytest.mark.triton
 
@@ -96,17 +103,6 @@ def _sizes(adapter: RunningAdapter) -> dict[str, object]:
     return {each["model_id"]: each["bytes"] for each in adapter.state()["models"]}
 
 
-@contextmanager
-def running(*flags: str, environ: Mapping[str, str] | None = None) -> Iterator[RunningAdapter]:
-    """Start an adapter whose repository outlives it."""
-    adapter = RunningAdapter(*EMBEDDED, *flags, environ=environ)
-    try:
-        adapter.wait_for("adapter.started")
-        yield adapter
-    finally:
-        assert adapter.stop() == 0, adapter.errors
-
-
 def _kept_sizes(repository: Path) -> dict[str, Any]:
     return json.loads((repository / FILE_NAME).read_text())
 
@@ -118,12 +114,15 @@ def test_store_sizes_survive_an_upgrade(previous, tmp_path):
         store.put(name, number, weights=bytes(MIB))
     flags = (f"--model-store={store.path}", f"--cache-dir={tmp_path / 'cache'}", "--on-demand")
     repository = tmp_path / "repository"
-    flags = (*flags, f"--repository={repository}")
-    with running(*flags, environ=previous) as old, closing(Caller(old)) as caller:
+    flags = (*EMBEDDED, *flags, f"--repository={repository}")
+    with (
+        running_adapter(*flags, environ=previous) as old,
+        closing(Caller(old)) as caller,
+    ):
         assert [caller.invoke(name) for name in names] == [(1, "miss"), (2, "miss")]
     kept = _kept_sizes(repository)
 
-    with running(*flags) as new, closing(Caller(new)) as caller:
+    with running_adapter(*flags) as new, closing(Caller(new)) as caller:
         assert [caller.invoke(name) for name in names] == [(1, "miss"), (2, "miss")]
 
         def are_known() -> bool:

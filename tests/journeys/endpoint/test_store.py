@@ -29,9 +29,6 @@ def models(bucket, tmp_path_factory) -> None:
 def end(adapter: RunningAdapter) -> None:
     if adapter.process.poll() is None:
         adapter.stop()
-    for stream in (adapter.process.stdout, adapter.process.stderr):
-        assert stream is not None
-        stream.close()
 
 
 Start = Callable[..., RunningAdapter]
@@ -81,8 +78,7 @@ def test_bucket_models_survive_a_killed_adapter(start):
         assert invoke(first, target)[1] == "hit"
         first.wait_for("artifact.fetched", key=target)
     assert {line["key"] for line in first.events("artifact.fetched")} == {"packed.tar.gz", "plain"}
-    first.process.send_signal(signal.SIGKILL)
-    first.process.wait()
+    first.stop(signal.SIGKILL)
     second = start()
     second.wait_for("adapter.started")
     for target in ("packed.tar.gz", "plain"):
@@ -107,8 +103,7 @@ def added(adapter: RunningAdapter, target: str) -> float:
 
 def restart_without_store(start: Start, adapter: RunningAdapter) -> RunningAdapter:
     """Kill the adapter, and start another with its cache while the store is unreachable."""
-    adapter.process.send_signal(signal.SIGKILL)
-    adapter.process.wait()
+    adapter.stop(signal.SIGKILL)
     other = start(constants={STORE: 1}, AWS_ENDPOINT_URL_S3="http://127.0.0.1:1")
     other.wait_for("adapter.started")
     return other

@@ -9,7 +9,7 @@ import pytest
 
 from tests.journeys.memory.models import MIB, check_agreement, write_eater
 from tests.processes import is_alive, tritonserver
-from tests.running import COMPLETE, EMBEDDED, RunningAdapter
+from tests.running import COMPLETE, RunningAdapter, embedded_adapter
 
 pytestmark = pytest.mark.triton
 
@@ -46,13 +46,9 @@ def pod(group, tmp_path) -> Iterator[RunningAdapter]:
     python = tmp_path / "python"
     python.write_text(f'#!/bin/sh\necho $$ > {group}/cgroup.procs\nexec {sys.executable} "$@"\n')
     python.chmod(0o755)
-    flags = (*EMBEDDED, COMPLETE, f"--model-roots={tmp_path / 'models'}")
-    adapter = RunningAdapter(*flags, python=str(python))
-    try:
-        adapter.wait_for("adapter.started")
+    roots = f"--model-roots={tmp_path / 'models'}"
+    with embedded_adapter(COMPLETE, roots, python=str(python)) as adapter:
         yield adapter
-    finally:
-        assert adapter.stop() == 0, adapter.errors
 
 
 def oom_kills(group: Path) -> str:

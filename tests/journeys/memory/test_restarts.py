@@ -3,7 +3,6 @@
 import os
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,15 @@ from adapter.packages.sizes_file import FILE_NAME
 from tests.asking import model_names, quoted, triton_index
 from tests.journeys.memory.models import MIB, check_agreement, counted, write_eater
 from tests.processes import beside, triton_client, tritonserver
-from tests.running import COMPLETE, EMBEDDED, Client, RunningAdapter, embedded_adapter, wait_until
+from tests.running import (
+    COMPLETE,
+    EMBEDDED,
+    Client,
+    RunningAdapter,
+    embedded_adapter,
+    running_adapter,
+    wait_until,
+)
 
 pytestmark = pytest.mark.triton
 
@@ -94,12 +101,12 @@ def test_measured_sizes_are_known_to_next_run(tmp_path):
         *(f"--model-roots={package.parent}", f"--repository={repository}"),
         *("--memory-source=host", "--memory-limit=512MiB", "--memory-reserve=0"),
     )
-    with running(*flags) as first, first.client() as client:
+    with running_adapter(*EMBEDDED, COMPLETE, *flags) as first, first.client() as client:
         assert client.load("m", package).status == 200
         wait_until((repository / FILE_NAME).exists, 60, "the size is written down")
         first.stop(signal.SIGKILL)
 
-    with running(*flags) as second, second.client() as client:
+    with running_adapter(*EMBEDDED, COMPLETE, *flags) as second, second.client() as client:
         assert model_names(client) == []  # that Triton has ended with its adapter
         assert client.load("again", package).status == 200
         assert [predicted(second, upto) for upto in ("0.9", "1.1", "+Inf")] == [0, 1, 1]
@@ -111,17 +118,6 @@ def predicted(adapter: RunningAdapter, at_most: str) -> float:
     return counted(
         adapter, f'triton_adapter_memory_prediction_ratio_bucket{{basis="learned",le="{at_most}"}}'
     )
-
-
-@contextmanager
-def running(*flags: str) -> Iterator[RunningAdapter]:
-    adapter = RunningAdapter(*EMBEDDED, COMPLETE, *flags)
-    try:
-        adapter.wait_for("adapter.started")
-        yield adapter
-    finally:
-        if adapter.process.poll() is None:
-            adapter.stop()
 
 
 @pytest.mark.parametrize("mode", ["forget", "reload"])

@@ -16,6 +16,7 @@ from tests.running import (
     Client,
     RunningAdapter,
     embedded_adapter,
+    running_adapter,
     unload_all,
     wait_until,
 )
@@ -231,17 +232,13 @@ def test_daemon_is_ended_before_the_next_triton(adapter, client, daemon):
     indirect=["daemon"],
 )
 def test_a_daemon_ends_with_the_adapter(daemon, number):
-    adapter = RunningAdapter(*EMBEDDED, COMPLETE, f"--model-roots={daemon.package.parent}")
-    try:
-        adapter.wait_for("adapter.started")
+    roots = f"--model-roots={daemon.package.parent}"
+    with running_adapter(*EMBEDDED, COMPLETE, roots) as adapter:
         (keeper,) = children(adapter.process.pid)
         with adapter.client() as client:
             daemon.load(client)
             pid = daemon.start(client)
-        adapter.process.send_signal(number)
-        adapter.process.wait(30)
+        adapter.stop(number)
         if number == signal.SIGTERM:
             assert not is_alive(pid)
         wait_until(lambda: not is_alive(pid) and not is_alive(keeper), 60, "nothing is left")
-    finally:
-        adapter.stop()

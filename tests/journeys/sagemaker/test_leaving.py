@@ -2,7 +2,7 @@
 
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -16,17 +16,16 @@ from tests.asking import (
     sized,
     triton_index,
 )
-from tests.grpc_calls import calls_to, infer_request, write_decoupled_model
+from tests.grpc_calls import calls_to, write_decoupled_model
 from tests.journeys.memory.models import metric
+from tests.journeys.sagemaker.leaving import cancel_rpc, hang_up, leave_stream
 from tests.processes import tritonserver
-from tests.running import COMPLETE, EMBEDDED, RunningAdapter, embedded_adapter, wait_until
-from tests.trees import infer_body, write_python_model
+from tests.running import COMPLETE, RunningAdapter, embedded_adapter, wait_until
+from tests.trees import write_python_model
 
 pytestmark = pytest.mark.triton
 
 _SIZE = "Inference-Header-Content-Length"
-
-Leaving = Callable[[RunningAdapter, Gate], None]
 
 
 def counts(adapter: RunningAdapter) -> tuple[int, int, float]:
@@ -37,23 +36,6 @@ def counts(adapter: RunningAdapter) -> tuple[int, int, float]:
         model["abandoned"],
         metric(adapter, "triton_adapter_abandoned_requests"),
     )
-
-
-def hang_up(path: str) -> Leaving:
-    def leave(adapter: RunningAdapter, gate: Gate) -> None:
-        with RawConnection(adapter.http) as connection:
-            connection.post(path, infer_body(1.0))
-            gate.wait_reached()
-
-    return leave
-
-
-def cancel_rpc(adapter: RunningAdapter, gate: Gate) -> None:
-    with calls_to(adapter.grpc) as calls:
-        stub = calls.channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
-        call = stub.future(infer_request("m", 1.0).SerializeToString())
-        gate.wait_reached()
-        call.cancel()
 
 
 def let_the_deadline_pass(adapter: RunningAdapter, gate: Gate) -> None:
@@ -67,26 +49,12 @@ def let_the_deadline_pass(adapter: RunningAdapter, gate: Gate) -> None:
     gate.wait_reached()
 
 
-def leave_the_stream(adapter: RunningAdapter, gate: Gate) -> None:
-    with calls_to(adapter.grpc) as calls:
-        messages = calls.stream([infer_request("m", 1.0)])
-        gate.wait_reached()
-        messages.cancel()
-
-
-LEAVING = {
-    "hangs up at SageMaker's": hang_up("/models/m/invoke"),
-    "cancels": cancel_rpc,
-    "leaves a stream": leave_the_stream,
-}
-
-
-@pytest.mark.parametrize("leave", LEAVING.values(), ids=LEAVING)
+@pytest.mark.parametrize("leave", [hang_up, cancel_rpc, leave_stream])
 def test_unload_waits_for_triton_despite_leaving_caller(adapter, client, package, gate, leave):
     before = len(adapter.events("model.unload_stalled"))
     write_python_model(package, answer=gate.statements)
     assert client.load("m", package).status == 200
-    leave(adapter, gate)
+    leave(adapter, "m", gate.wait_reached)
     wait_until(lambda: counts(adapter) == (1, 1, 1.0), 60, "it is known to go on")
     with background(adapter) as others:
         unloading = others.ask(lambda own: own.unload("m"))
@@ -106,7 +74,7 @@ def test_stream_without_caller_is_read_to_end(adapter, client, package, gate):
         package, answer=f"{gated}\n            for _ in range(2000): send(values)"
     )
     assert client.load("m", package).status == 200
-    leave_the_stream(adapter, gate)
+    leave_stream(adapter, "m", gate.wait_reached)
     wait_until(lambda: counts(adapter) == (1, 1, 1.0), 60, "it is known to go on")
     gate.open()
     wait_until(lambda: counts(adapter) == (0, 0, 0.0), 30, "it has ended")
@@ -153,7 +121,7 @@ def test_dying_triton_ends_abandoned_requests(own, package, gate):
     write_python_model(package, answer=gate.statements)
     with own.client() as client:
         assert client.load("m", package).status == 200
-        hang_up("/models/m/invoke")(own, gate)
+        hang_up(own, "m", gate.wait_reached)
         let_the_deadline_pass(own, gate)
         wait_until(lambda: counts(own)[:2] == (2, 2), 60, "both go on")
         os.kill(tritonserver(own), signal.SIGKILL)
@@ -169,16 +137,11 @@ def test_at_sigterm_nobody_waits_for_them_either(model_root, package, gate):
     """The drain would last longer than this waits."""
     write_python_model(package, answer=gate.statements)
     flags = (f"--model-roots={model_root}", "--drain-timeout-seconds=120")
-    adapter = RunningAdapter(*EMBEDDED, *flags)
-    try:
-        adapter.wait_for("adapter.started")
+    with embedded_adapter(*flags) as adapter:
         with adapter.client() as client:
             assert client.load("m", package).status == 200
-        hang_up("/models/m/invoke")(adapter, gate)
+        hang_up(adapter, "m", gate.wait_reached)
         wait_until(lambda: counts(adapter)[:2] == (1, 1), 60, "it goes on")
-    finally:
-        code = adapter.stop(seconds=45)
-    assert code == 0, adapter.errors
 
 
 def test_caller_leaving_amid_an_answer_is_no_error(adapter, client, package):

@@ -16,6 +16,7 @@ from tests.running import (
     EMBEDDED,
     RunningAdapter,
     embedded_adapter,
+    running_adapter,
     wait_until,
 )
 from tests.trees import write_python_model
@@ -54,23 +55,18 @@ def test_sigterm_lets_load_end_and_leaves_nothing(tmp_path, gate):
 
 def test_killed_adapter_takes_its_triton_along(tmp_path, gate):
     folder = write_python_model(tmp_path / "model", answer=gate.statements)
-    adapter = RunningAdapter(*EMBEDDED, COMPLETE, f"--model-roots={tmp_path}")
-    try:
-        adapter.wait_for("adapter.started")
+    roots = f"--model-roots={tmp_path}"
+    with running_adapter(*EMBEDDED, COMPLETE, roots) as adapter, background(adapter) as others:
         with adapter.client() as client:
             assert client.load("slow", folder).status == 200
         family = descendants(adapter.process.pid)
         assert len(family) >= 2  # tritonserver and the stub
-        with background(adapter) as others:
-            others.ask(lambda c: c.invoke("slow"))
-            gate.wait_reached()
-            assert adapter.stop(signal.SIGKILL) == -signal.SIGKILL
+        others.ask(lambda c: c.invoke("slow"))
+        gate.wait_reached()
+        assert adapter.stop(signal.SIGKILL) == -signal.SIGKILL
 
         wait_until(lambda: not any(map(is_alive, family)), 60, "no process is left")
         wait_until(lambda: not shared_memory(adapter), 60, "no shared memory is left")
-    finally:
-        if adapter.process.poll() is None:
-            adapter.stop()
     with embedded_adapter():
         wait_until(lambda: not adapter.repository.parent.exists(), 60, "the next one tidies up")
 

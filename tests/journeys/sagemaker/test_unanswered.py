@@ -1,19 +1,16 @@
 """DELETE of a model that has never answered a request: no process is left that could."""
 
-import http.client
-import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
-import grpc
 import pytest
 
-from tests.asking import background, quoted
+from tests.asking import background
 from tests.constants import UNLOAD
-from tests.grpc_calls import calls_to, infer_request
+from tests.journeys.sagemaker.leaving import cancel_rpc, hang_up, leave_stream
 from tests.processes import is_alive, stubs
 from tests.running import COMPLETE, RunningAdapter, embedded_adapter, wait_until
-from tests.trees import infer_body, write_python_model
+from tests.trees import write_python_model
 
 pytestmark = pytest.mark.triton
 
@@ -39,36 +36,11 @@ def silent_model(folder: Path) -> tuple[Path, Path]:
     return folder, mark
 
 
-def over_http(adapter: RunningAdapter, name: str, asked: Callable[[], None]) -> None:
-    connection = http.client.HTTPConnection(adapter.http, timeout=60)
-    connection.request("POST", f"/models/{quoted(name)}/invoke", json.dumps(infer_body(1.0)))
-    asked()
-    connection.close()
-
-
-def over_grpc(adapter: RunningAdapter, name: str, asked: Callable[[], None]) -> None:
-    with calls_to(adapter.grpc) as calls:
-        calling = calls.channel.unary_unary("/inference.GRPCInferenceService/ModelInfer").future(
-            infer_request(name, 1.0).SerializeToString(), timeout=60
-        )
-        asked()
-        calling.cancel()
-
-
-def over_a_stream(adapter: RunningAdapter, name: str, asked: Callable[[], None]) -> None:
-    with calls_to(adapter.grpc) as calls:
-        stream = calls.stream([infer_request(name, 1.0)])
-        asked()
-        stream.cancel()
-        with pytest.raises(grpc.RpcError):
-            next(stream)
-
-
 WAYS = {
-    "over-http": over_http,
-    "through-the-proxy": over_grpc,
-    "through the fallback": over_grpc,  # it has another name in Triton
-    "over-a-stream": over_a_stream,
+    "over-http": hang_up,
+    "through-the-proxy": cancel_rpc,
+    "through the fallback": cancel_rpc,  # it has another name in Triton
+    "over-a-stream": leave_stream,
 }
 
 
@@ -82,7 +54,7 @@ def test_unload_ends_though_request_was_never_answered(adapter, tmp_path):
             processes += stubs(adapter, adapter.models()[name]["triton_name"])
             ask(adapter, name, lambda mark=mark: wait_until(mark.exists, 60, "it was asked"))
 
-        unloads = [others.ask(lambda c, n=n: c.delete(path(n))) for n in WAYS]
+        unloads = [others.ask(lambda c, n=n: c.unload(n)) for n in WAYS]
 
         assert [unload.result().status for unload in unloads] == [200] * len(WAYS)
         assert len(processes) == len(WAYS)
@@ -94,11 +66,7 @@ def test_unload_ends_though_request_was_never_answered(adapter, tmp_path):
 
         name = "through the fallback"
         assert client.load(name, write_python_model(tmp_path / "mended")).status == 200
-        answer = client.post(f"{path(name)}/invoke", infer_body(1.0))
+        answer = client.invoke(name)
         assert answer.status == 200, answer.body
-        assert client.delete(path(name)).status == 200
+        assert client.unload(name).status == 200
         assert adapter.events("triton.exited") == []
-
-
-def path(name: str) -> str:
-    return f"/models/{quoted(name)}"

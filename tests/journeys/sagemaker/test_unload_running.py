@@ -1,7 +1,5 @@
 """DELETE of a model that still computes though its caller has left: 200 says that it has ended."""
 
-import http.client
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,9 +7,10 @@ import pytest
 
 from tests.asking import background
 from tests.constants import HANG, UNLOAD
+from tests.journeys.sagemaker.leaving import hang_up
 from tests.processes import is_alive, stubs
 from tests.running import COMPLETE, Client, RunningAdapter, embedded_adapter, wait_until
-from tests.trees import CONFIG, infer_body, write_python_model
+from tests.trees import CONFIG, write_python_model
 
 pytestmark = pytest.mark.triton
 
@@ -43,14 +42,6 @@ def client(hasty) -> Iterator[Client]:
         yield client
 
 
-def leave_computing(adapter: RunningAdapter, name: str, mark: Path) -> None:
-    """Call the model, and hang up once it computes."""
-    connection = http.client.HTTPConnection(adapter.http, timeout=60)
-    connection.request("POST", f"/models/{name}/invoke", json.dumps(infer_body(1.0)))
-    wait_until(mark.exists, 60, "the model computes")
-    connection.close()
-
-
 def test_endless_instances_end_before_delete_says_200(hasty, client, root):
     mark = root.with_suffix(".computes")
     many = "instance_group { kind: KIND_CPU count: 2 } version_policy { all {} }\n"
@@ -60,7 +51,7 @@ def test_endless_instances_end_before_delete_says_200(hasty, client, root):
     assert client.load("many", root / "many").status == 200
     family = stubs(hasty, "many")
     assert len(family) == 4
-    leave_computing(hasty, "many", mark)
+    hang_up(hasty, "many", lambda: wait_until(mark.exists, 60, "the model computes"))
 
     reply = client.unload("many")
 
@@ -78,7 +69,7 @@ def test_model_that_ends_in_time_is_not_killed(hasty, client, root, gate):
         root / "slow", answer=gate.statements, finalize=f"open({str(finalized)!r}, 'w').close()"
     )
     assert client.load("slow", package).status == 200
-    leave_computing(hasty, "slow", gate.reached)
+    hang_up(hasty, "slow", gate.wait_reached)
     with background(hasty) as others:
         deleting = others.ask(lambda c: c.unload("slow"))
         wait_until(lambda: client.get("/models/slow").status == 404, 60, "the unload has begun")

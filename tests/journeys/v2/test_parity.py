@@ -213,19 +213,26 @@ def infer_in_region(name: str, offset: int = 0) -> Any:
     return request
 
 
+def load_of(name: str) -> Any:
+    return asked("RepositoryModelLoad", model_name=name)
+
+
 def load_with(parameter: str) -> Any:
-    request = pb.RepositoryModelLoadRequest(model_name="none")
+    request = load_of("none")
     request.parameters[parameter].string_param = "x"
     return request
 
 
 @dataclass(frozen=True)
 class Grpc:
-    method: str
     request: Any
     theirs: str = "OK"
     ours: str = ""
     row: str = ""
+
+    @property
+    def method(self) -> str:
+        return type(self.request).__name__.removesuffix("Request")
 
     def __str__(self) -> str:
         return f"{self.method} {str(self.request)[:40].split()}"
@@ -239,65 +246,48 @@ NO_MEMORY = "registration of shared memory that does not exist"
 NO_NAME = "an empty name of a model"
 
 GRPCS = [
-    *(Grpc(method, asked(method)) for method in ("ServerLive", "ServerReady", "ServerMetadata")),
-    *(
-        Grpc(method, asked(method, name="m"))
-        for method in (*ABOUT, "ModelReady", "ModelStatistics")
-    ),
-    *(Grpc(method, asked(method, name="none"), MISSING) for method in ABOUT),
-    *(Grpc(m, asked(m, name="m", version="9"), MISSING, WRONG, NO_VERSION) for m in ABOUT),
-    *(Grpc(method, asked(method, name="m", version="x"), WRONG) for method in ABOUT),
-    Grpc("ModelReady", asked("ModelReady", name="none")),
-    Grpc("ModelReady", asked("ModelReady", name="m", version="9")),
-    Grpc("ModelReady", asked("ModelReady", name="m", version="x"), WRONG),
+    *(Grpc(asked(method)) for method in ("ServerLive", "ServerReady", "ServerMetadata")),
+    *(Grpc(asked(method, name="m")) for method in (*ABOUT, "ModelReady", "ModelStatistics")),
+    *(Grpc(asked(method, name="none"), MISSING) for method in ABOUT),
+    *(Grpc(asked(method, name="m", version="9"), MISSING, WRONG, NO_VERSION) for method in ABOUT),
+    *(Grpc(asked(method, name="m", version="x"), WRONG) for method in ABOUT),
+    Grpc(asked("ModelReady", name="none")),
+    Grpc(asked("ModelReady", name="m", version="9")),
+    Grpc(asked("ModelReady", name="m", version="x"), WRONG),
+    Grpc(asked("ModelStatistics", name="none"), WRONG, MISSING, UNKNOWN_GRPC),
+    Grpc(asked("ModelStatistics", name="m", version="9"), WRONG),
+    Grpc(asked("TraceSetting", model_name="none"), WRONG, MISSING, UNKNOWN_GRPC),
+    Grpc(asked("TraceSetting", model_name="m")),
+    Grpc(asked("LogSettings")),
+    Grpc(infer_request("m", 1.0)),
+    Grpc(infer_request("none", 1.0), MISSING),
+    Grpc(infer_request("m", 1.0, model_version="9"), MISSING, WRONG, NO_VERSION),
+    Grpc(asked("ModelInfer", model_name="m"), WRONG),
+    Grpc(infer_in_region("r")),
+    Grpc(infer_in_region("r", offset=1000), WRONG),
+    Grpc(infer_in_region("none"), MISSING, WRONG, NO_REGION),
+    Grpc(asked("SystemSharedMemoryStatus")),
+    Grpc(asked("SystemSharedMemoryStatus", name="none"), MISSING),
+    Grpc(asked("SystemSharedMemoryUnregister", name="none")),
     Grpc(
-        *("ModelStatistics", asked("ModelStatistics", name="none"), WRONG, MISSING),
-        row=UNKNOWN_GRPC,
-    ),
-    Grpc("ModelStatistics", asked("ModelStatistics", name="m", version="9"), WRONG),
-    Grpc(
-        *("TraceSetting", asked("TraceSetting", model_name="none"), WRONG, MISSING),
-        row=UNKNOWN_GRPC,
-    ),
-    Grpc("TraceSetting", asked("TraceSetting", model_name="m")),
-    Grpc("LogSettings", asked("LogSettings")),
-    Grpc("ModelInfer", infer_request("m", 1.0)),
-    Grpc("ModelInfer", infer_request("none", 1.0), MISSING),
-    Grpc("ModelInfer", infer_request("m", 1.0, model_version="9"), MISSING, WRONG, NO_VERSION),
-    Grpc("ModelInfer", pb.ModelInferRequest(model_name="m"), WRONG),
-    Grpc("ModelInfer", infer_in_region("r")),
-    Grpc("ModelInfer", infer_in_region("r", offset=1000), WRONG),
-    Grpc("ModelInfer", infer_in_region("none"), MISSING, WRONG, NO_REGION),
-    Grpc("SystemSharedMemoryStatus", asked("SystemSharedMemoryStatus")),
-    Grpc("SystemSharedMemoryStatus", asked("SystemSharedMemoryStatus", name="none"), MISSING),
-    Grpc("SystemSharedMemoryUnregister", asked("SystemSharedMemoryUnregister", name="none")),
-    Grpc(
-        "SystemSharedMemoryRegister",
         asked("SystemSharedMemoryRegister", name="r", key="/parity-r", byte_size=64),
         "ALREADY_EXISTS",
     ),
     Grpc(
-        "SystemSharedMemoryRegister",
         asked("SystemSharedMemoryRegister", name="x", key="/parity-none", byte_size=64),
         *("INTERNAL", WRONG, NO_MEMORY),
     ),
-    Grpc("CudaSharedMemoryRegister", asked("CudaSharedMemoryRegister", name="x"), WRONG),
-    Grpc("RepositoryIndex", asked("RepositoryIndex")),
-    Grpc(
-        *("RepositoryIndex", asked("RepositoryIndex", repository_name="x")),
-        *("UNIMPLEMENTED", WRONG, OTHER_REPOSITORY),
-    ),
-    Grpc("RepositoryModelLoad", load_with("nope"), WRONG),
-    Grpc(
-        *("RepositoryModelLoad", pb.RepositoryModelLoadRequest(model_name="none")),
-        *("INTERNAL", WRONG, NO_FOLDER),
-    ),
-    Grpc("RepositoryModelUnload", pb.RepositoryModelUnloadRequest(model_name="none")),
-    Grpc("ModelReady", asked("ModelReady"), "OK", WRONG, NO_NAME),
-    *(Grpc(method, asked(method), MISSING, WRONG, NO_NAME) for method in ABOUT),
-    Grpc("ModelInfer", infer_request("", 1.0), MISSING, WRONG, NO_NAME),
-    Grpc("RepositoryModelLoad", asked("RepositoryModelLoad"), "INTERNAL", WRONG, NO_NAME),
-    Grpc("RepositoryModelUnload", asked("RepositoryModelUnload"), "OK", WRONG, NO_NAME),
+    Grpc(asked("CudaSharedMemoryRegister", name="x"), WRONG),
+    Grpc(asked("RepositoryIndex")),
+    Grpc(asked("RepositoryIndex", repository_name="x"), "UNIMPLEMENTED", WRONG, OTHER_REPOSITORY),
+    Grpc(load_with("nope"), WRONG),
+    Grpc(load_of("none"), "INTERNAL", WRONG, NO_FOLDER),
+    Grpc(asked("RepositoryModelUnload", model_name="none")),
+    Grpc(asked("ModelReady"), "OK", WRONG, NO_NAME),
+    *(Grpc(asked(method), MISSING, WRONG, NO_NAME) for method in ABOUT),
+    Grpc(infer_request("", 1.0), MISSING, WRONG, NO_NAME),
+    Grpc(asked("RepositoryModelLoad"), "INTERNAL", WRONG, NO_NAME),
+    Grpc(asked("RepositoryModelUnload"), "OK", WRONG, NO_NAME),
 ]
 
 
@@ -558,7 +548,3 @@ def test_no_error_tells_where_the_models_lie(sides, tmp_path):
         assert words in text
         assert str(sides.root) not in text
         assert str(sides.repository) not in text
-
-
-def load_of(name: str) -> Any:
-    return pb.RepositoryModelLoadRequest(model_name=name)
