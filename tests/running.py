@@ -102,6 +102,16 @@ class Client:
     def unload(self, model_name: str) -> Reply:
         return self.delete(f"/models/{quote(model_name, safe='')}")
 
+    def load_model(self, model_name: str, url: str | Path) -> None:
+        """Load a model, which must succeed."""
+        reply = self.load(model_name, url)
+        assert reply.status == 200, reply.body
+
+    def unload_model(self, model_name: str) -> None:
+        """Unload a model, which must succeed."""
+        reply = self.unload(model_name)
+        assert reply.status == 200, reply.body
+
     def invoke(self, model_name: str, *values: float) -> Reply:
         """Send values, 1.0 unless there are others, to a model of tests.trees."""
         return self.post(

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
+from tritonclient.grpc import service_pb2 as v2
 
 from adapter._proto import model_runtime_pb2 as pb
 
@@ -33,42 +34,12 @@ def identity(raw: bytes) -> bytes:
     return raw
 
 
-def varint(number: int) -> bytes:
-    out = bytearray()
-    while number > 0x7F:
-        out.append(number & 0x7F | 0x80)
-        number >>= 7
-    return bytes([*out, number])
-
-
-def read_varint(raw: bytes, at: int) -> tuple[int, int]:
-    number = shift = 0
-    while True:
-        byte, at = raw[at], at + 1
-        number |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return number, at
-        shift += 7
-
-
-def spliced(raw: bytes, path: list[int], model_id: str) -> bytes:
-    """`model_id` in the place of the string field, the rest byte for byte. Paths of one number."""
+def with_id(method: str, message: bytes, path: list[int], model_id: str) -> bytes:
+    """Put the id into the field of the request. Paths have one number."""
     [number] = path
-    text = model_id.encode()
-    kept, at = b"", 0
-    while at < len(raw):
-        begin = at
-        tag, at = read_varint(raw, at)
-        if tag & 7 == 0:
-            _, at = read_varint(raw, at)
-        elif tag & 7 == 2:
-            length, at = read_varint(raw, at)
-            at += length
-        else:
-            at += 8 if tag & 7 == 1 else 4
-        if tag >> 3 != number:
-            kept += raw[begin:at]
-    return varint(number << 3 | 2) + varint(len(text)) + text + kept
+    request = getattr(v2, f"{method.rpartition('/')[2]}Request").FromString(message)
+    setattr(request, request.DESCRIPTOR.fields_by_number[number].name, model_id)
+    return bytes(request.SerializeToString())
 
 
 class RefusesToStart(Exception):
@@ -258,7 +229,7 @@ class Mesh:
         if model_id.isascii() and model_id.isprintable():
             metadata.append(("mm-model-id", model_id))
         if path := list(infos[method].idInjectionPath):
-            message = spliced(message, path, model_id)
+            message = with_id(method, message, path, model_id)
         call = self._channels[self.data].unary_unary(
             f"/{method}", request_serializer=identity, response_deserializer=identity
         )

@@ -72,9 +72,9 @@ def adapter(models) -> Iterator[RunningAdapter]:
         ThreadPoolExecutor(1) as pool,
         adapter.client() as client,
     ):
-        assert client.load("greedy", models.root / "greedy").status == 200
+        client.load_model("greedy", models.root / "greedy")
         # beside another model no failure means that greedy is too large
-        assert client.load("neighbour", models.root / "neighbour").status == 200
+        client.load_model("neighbour", models.root / "neighbour")
         loading = pool.submit(client.load, "slow", models.root / "slow")
         models.gate.wait_reached()
         yield adapter

@@ -92,9 +92,9 @@ def test_cached_model_is_answered_from_the_cache(repository, caching_root):
 def test_loaded_again_by_post_models(repository, caching_root):
     for factor in (2, 3):
         package = write_factor(caching_root / f"posted{factor}", factor)
-        assert repository.client.load("posted", package).status == 200
+        repository.client.load_model("posted", package)
         assert repository.infer("posted", 1.0) == [factor]
-        assert repository.client.unload("posted").status == 200
+        repository.client.unload_model("posted")
 
 
 def test_requests_config_may_ask_for_the_cache(repository, caching_root):
@@ -112,9 +112,9 @@ def test_steps_of_an_ensemble_are_cached_apart(repository, caching_root):
         write_factor(package / "step", factor)
         (package / "entry").mkdir(parents=True)
         (package / "entry" / "config.pbtxt").write_text(ENSEMBLE)
-        assert repository.client.load("steps", package).status == 200
+        repository.client.load_model("steps", package)
         assert repository.infer("steps", 1.0) == [factor]
-        assert repository.client.unload("steps").status == 200
+        repository.client.unload_model("steps")
 
 
 def test_helper_called_by_its_name_is_not_cached(repository, caching, caching_root):
@@ -123,9 +123,9 @@ def test_helper_called_by_its_name_is_not_cached(repository, caching, caching_ro
         package = caching_root / f"helped{factor}"
         write_factor(package / "helper", factor)
         write_python_model(package / "entry", answer=CALLING)
-        assert repository.client.load("helped", package).status == 200
+        repository.client.load_model("helped", package)
         assert repository.infer("helped", 1.0) == [factor]
-        assert repository.client.unload("helped").status == 200
+        repository.client.unload_model("helped")
     warned = caching.wait_for("model.package_odd", model_id="helped")
     assert "response_cache is off" in warned["warnings"][0]
 
@@ -142,7 +142,7 @@ def test_old_version_never_answers_for_the_new(repository, store):
     for factor in (2, 3, 4):
         write_factor(store / "renewed", factor)
         wait_until(lambda: answer() == factor, 30, f"version {factor} answers")  # noqa: B023
-    assert repository.client.unload("renewed").status == 200
+    repository.client.unload_model("renewed")
     write_factor(store / "renewed", 5)
     assert answer() == 5
 
@@ -174,9 +174,9 @@ def test_exchange_is_seen_behind_an_external_triton(caching, caching_root):
     with adapter.client() as client:
         for factor in (2, 3):
             package = write_factor(caching_root / f"uploaded{factor}", factor)
-            assert client.load("uploaded", package).status == 200
+            client.load_model("uploaded", package)
             assert Repository(client).infer("uploaded", 1.0) == [factor]
-            assert client.unload("uploaded").status == 200
+            client.unload_model("uploaded")
     assert adapter.stop() == 0, adapter.errors
 
 
@@ -184,8 +184,8 @@ def test_unloaded_names_leave_nothing_in_triton(repository, caching, caching_roo
     """Each load has a name of its own there: nothing may grow with their number."""
     package = write_factor(caching_root / "often", 2)
     for _ in range(3):
-        assert repository.client.load("often", package).status == 200
-        assert repository.client.unload("often").status == 200
+        repository.client.load_model("often", package)
+        repository.client.unload_model("often")
     with triton_client(caching) as raw:
         index = raw.post("/v2/repository/index", {}).json()
     assert [each["name"] for each in index if each["name"].startswith("ta.c.")] == []

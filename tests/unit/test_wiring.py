@@ -122,9 +122,7 @@ SEEN = {
 }
 # The test that shows the effect of each other setting.
 SHOWN = {
-    "triton": (
-        "journeys/sagemaker/test_lifecycle.py::test_the_whole_line_works_on_an_external_triton"
-    ),
+    "triton": ("journeys/memory/test_restarts.py::test_restarted_adapter_serves_what_was_loaded"),
     "triton_args": (
         "journeys/access/test_triton_port.py::test_restriction_in_triton_args_replaces_the_own"
     ),
@@ -132,7 +130,7 @@ SHOWN = {
     "::test_start_without_triton_ends_at_its_limit",
     "staging": "journeys/v2/test_uploading.py::test_a_model_is_loaded_invoked_listed_and_unloaded",
     "repository": (
-        "journeys/sagemaker/test_lifecycle.py::test_the_whole_line_works_on_an_external_triton"
+        "journeys/memory/test_restarts.py::test_restarted_adapter_serves_what_was_loaded"
     ),
     "model_roots": (
         "journeys/sagemaker/test_load.py::test_a_path_outside_the_model_roots_is_refused"
@@ -162,7 +160,7 @@ SHOWN = {
     "inline_files": (
         "journeys/access/test_inline_files.py::test_files_over_rest_are_403_with_a_reason"
     ),
-    "passthrough": "journeys/v2/test_grpc_service.py::test_with_the_setting_it_is_passed_on",
+    "passthrough": "journeys/v2/test_parity.py::test_trace_settings_go_by_the_callers_name",
     "endpoint_keys": "journeys/endpoint/test_signed.py::test_a_signed_call_is_answered",
     "model_store": ("journeys/endpoint/test_store.py::test_bucket_models_survive_a_killed_adapter"),
     "endpoints": "journeys/endpoint/test_endpoints.py::test_each_endpoint_has_models_of_its_own",

@@ -68,7 +68,7 @@ def running(tmp_path_factory) -> Iterator[RunningAdapter]:
     opened = {"ADAPTER_PASSTHROUGH": "shared_memory,trace,log"}
     with embedded_adapter(*flags, COMPLETE, environ=opened) as adapter:
         with adapter.client() as client:
-            assert client.load(NAME, package).status == 200
+            client.load_model(NAME, package)
         yield adapter
 
 

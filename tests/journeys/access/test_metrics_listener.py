@@ -68,6 +68,6 @@ def test_shared_address_is_one_listener_with_all():
     flags = (f"--http={data}", f"--http-data={data}", f"--admin={admin}", f"--metrics={admin}")
     with embedded_adapter(*flags) as running, Client(data) as http, Client(admin) as operator:
         assert not {"http_data", "metrics"} & running.listeners.keys()
-        assert http.load("m", EXAMPLES / "identity").status == 200
+        http.load_model("m", EXAMPLES / "identity")
         assert [operator.get(path).status for path in PROBES] == [200] * len(PROBES)
         assert operator.get("/debug/state").status == 200

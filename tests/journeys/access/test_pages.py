@@ -46,7 +46,7 @@ def published(root) -> Iterator[RunningAdapter]:
     flags += [f"--model-roots={root}", "--allowed-hosts=app.example"]
     with embedded_adapter(*flags) as adapter:
         with adapter.client() as client:
-            assert client.load("echo", root / "echo").status == 200
+            client.load_model("echo", root / "echo")
         yield adapter
 
 

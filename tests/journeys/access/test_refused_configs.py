@@ -156,6 +156,6 @@ def test_config_is_refused_as_at_the_start(adapter, root, name):
 
 def test_refusals_leave_triton_serving(adapter, root):
     with adapter.client() as client:
-        assert client.load("good", root / "good").status == 200
+        client.load_model("good", root / "good")
         assert client.invoke("good", 2.5).status == 200
-        assert client.unload("good").status == 200
+        client.unload_model("good")

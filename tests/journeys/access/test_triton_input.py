@@ -13,6 +13,7 @@ from tritonclient.grpc import service_pb2 as pb
 
 from tests.cases import rows
 from tests.grpc_calls import calls_to
+from tests.journeys.v2.test_grpc_service import BEYOND
 from tests.processes import tritonserver
 from tests.running import Client, Reply, RunningAdapter, embedded_adapter
 from tests.trees import write_python_model
@@ -81,7 +82,7 @@ def open_adapter(tmp_path_factory) -> Iterator[RunningAdapter]:
     flags += [f"--model-store={store}", f"--cache-dir={store}-cache"]
     with embedded_adapter(*flags) as adapter:
         with adapter.client() as client:
-            assert client.load("m", folder).status == 200
+            client.load_model("m", folder)
         yield adapter
 
 
@@ -260,15 +261,7 @@ def test_data_listeners_take_no_regions_of_memory(alive):
             assert "not taken here" not in calls.refused("ModelInfer", message)[1]
 
 
-@rows(
-    ("method",),
-    [
-        (f"{kind}SharedMemory{act}",)
-        for kind in ("System", "Cuda")
-        for act in ("Status", "Register", "Unregister")
-    ]
-    + [("TraceSetting",), ("LogSettings",)],
-)
+@rows("method", BEYOND)
 def test_grpc_data_serves_inference_alone_with_passthrough(open_adapter, method):
     with calls_to(open_adapter.listeners["grpc_data"]) as calls:
         code, text = calls.refused(method, getattr(pb, f"{method}Request")())

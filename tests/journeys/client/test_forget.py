@@ -75,15 +75,15 @@ def test_too_large_model_is_tried_after_forget(adapter, client, package):
     assert (code, err) == (0, "")
     assert out.startswith("grown: forgot that it ")
     assert "that it can never fit" in out
-    assert client.load("grown", package.path).status == 200
+    client.load_model("grown", package.path)
     adapter.wait_for("memory.forgotten", model_id="grown")
 
 
 def test_measured_size_is_forgotten(adapter, client, package):
     package.set_size(150)
-    assert client.load("shrunk", package.path).status == 200
-    assert client.unload("shrunk").status == 200
-    assert client.load("beside", write_eater(package.path.parent / "beside", 230)).status == 200
+    client.load_model("shrunk", package.path)
+    client.unload_model("shrunk")
+    client.load_model("beside", write_eater(package.path.parent / "beside", 230))
     package.set_size(20)
     assert "(measured)" in client.load("shrunk", package.path).error
 
@@ -93,7 +93,7 @@ def test_measured_size_is_forgotten(adapter, client, package):
     assert code == 0
     assert known["bytes"]["host"] > 150 * MIB
     assert (known["is_measured"], known["was_too_large"]) == (True, False)
-    assert client.load("shrunk", package.path).status == 200
+    client.load_model("shrunk", package.path)
 
 
 def test_forget_refuses_unknown_names_and_callers(adapter):

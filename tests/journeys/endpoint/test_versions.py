@@ -80,13 +80,13 @@ def test_platforms_load_amid_renewal_answers_until_unloaded(
         wait_until(lambda: len(caller.ledger()) == 1, 30, "the old version is gone")
     store.put("m", 3, initialize=gate.statements)
     wait_until(lambda: loading(caller) != [], 60, "the new version is being loaded")
-    assert caller.http.unload("m").status == 200
-    assert caller.http.load("m", own).status == 200
+    caller.http.unload_model("m")
+    caller.http.load_model("m", own)
     assert caller.invoke("m") == (9, "hit")
     gate.open()
     wait_until(lambda: caller.ledger() == {"m"}, 60, "the new version is gone")
     assert caller.invoke("m") == (9, "hit")
-    assert caller.http.unload("m").status == 200
+    caller.http.unload_model("m")
     assert caller.invoke("m")[0] == 3
 
 

@@ -97,7 +97,7 @@ def seen(request, triton, tmp_path_factory) -> Iterator[Seen]:
         )
         client = stack.enter_context(adapter.client())
         stack.callback(unload_all, adapter)
-        assert client.load("raiser", write_failing_answers(root / "raiser")).status == 200
+        client.load_model("raiser", write_failing_answers(root / "raiser"))
         yield Seen(request.param, adapter, client, root)
 
 
@@ -138,12 +138,12 @@ def test_what_memory_said_is_in_the_answer(seen):
 @pytest.mark.parametrize("how", ["RuntimeError", 500])
 def test_size_below_free_memory_is_507_once(seen, how):
     name = f"echo-{how}"
-    assert seen.client.load(name, write_failing_answers(seen.root / name)).status == 200
+    seen.client.load_model(name, write_failing_answers(seen.root / name))
     body = failing(how, "CUDA out of memory. Tried to allocate 20.00 MiB")
     first, second = (outcome(seen.client.post(f"/models/{name}/invoke", body)) for _ in range(2))
     assert first == OOM
     assert second == ((500, "InferenceFailed") if seen.view == "ok" else OOM)
-    assert seen.client.unload(name).status == 200
+    seen.client.unload_model(name)
 
 
 def test_strong_load_text_is_507_whatever_memory_says(seen):
@@ -187,14 +187,14 @@ def test_inference_killed_at_little_memory_is_507(seen):
     package, pid = seen.root / "killed", seen.root / "killed.pid"
     note = f"import os, pathlib; pathlib.Path({str(pid)!r}).write_text(str(os.getpid()))"
     write_python_model(package, initialize=note, config=_SMALL)
-    assert seen.client.load("killed", package).status == 200
+    seen.client.load_model("killed", package)
     os.kill(int(pid.read_text()), signal.SIGKILL)
 
     first, second = (seen.client.invoke("killed") for _ in range(2))
 
     assert outcome(first) == (OOM if seen.is_low else (500, "InferenceFailed"))
     assert outcome(second) == (404, "ModelNotFound")
-    assert seen.client.unload("killed").status == 200
+    seen.client.unload_model("killed")
 
 
 @pytest.fixture
@@ -212,11 +212,11 @@ def test_filled_shared_memory_is_507_until_freed(little_shm, tmp_path):
         def grow(name: str, mebibytes: float) -> Reply:
             return client.invoke(name, mebibytes * MIB / 4)
 
-        assert client.load("one", grower).status == 200
+        client.load_model("one", grower)
         assert grow("one", 2).status == 200
         assert outcome(client.load("two", grower)) == OOM
-        assert client.unload("one").status == 200
-        assert client.load("two", grower).status == 200
+        client.unload_model("one")
+        client.load_model("two", grower)
         # last, as Triton 2.51 never lets go of a model that this has happened to
         assert outcome(grow("two", 8)) == OOM
         assert grow("two", 0.1).status == 200

@@ -33,7 +33,7 @@ def client(triton, tmp_path_factory) -> Iterator[tuple[Client, Path]]:
         adapter = stack.enter_context(adapter_beside(triton, gpus, root, "--memory-source=nvml"))
         client = stack.enter_context(adapter.client())
         stack.callback(unload_all, adapter)
-        assert client.load("other", write_failing_answers(root / "other")).status == 200
+        client.load_model("other", write_failing_answers(root / "other"))
         yield client, root
 
 
@@ -51,10 +51,10 @@ def client(triton, tmp_path_factory) -> Iterator[tuple[Client, Path]]:
 def test_oom_of_inferences_is_507_while_plausible(client, asked, outcomes):
     own, root = client
     name = f"asks-{asked.partition('.')[0]}"
-    assert own.load(name, write_failing_answers(root / name)).status == 200
+    own.load_model(name, write_failing_answers(root / name))
     text = f"CUDA out of memory. Tried to allocate {asked}. GPU 0 has a total capacity of 1.00 GiB"
     replies = [
         own.post(f"/models/{name}/invoke", failing("OutOfMemoryError", text)) for _ in outcomes
     ]
     assert [(reply.status, reply.code) for reply in replies] == outcomes
-    assert own.unload(name).status == 200
+    own.unload_model(name)

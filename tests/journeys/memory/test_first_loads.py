@@ -48,7 +48,7 @@ def names_learned_size(error: str) -> bool:
 
 def test_load_that_took_too_much_needs_more_afterwards(adapter, client, root):
     """If it was ended before it was over, nobody has seen how much it would have taken."""
-    assert client.load("first", write_eater(root / "first", 334)).status == 200
+    client.load_model("first", write_eater(root / "first", 334))
     beside = write_eater(root / "beside", 174)
 
     tried = client.load("beside", beside)
@@ -67,8 +67,8 @@ def test_load_that_took_too_much_needs_more_afterwards(adapter, client, root):
     assert names_learned_size(again.error)
     check_agreement(adapter)
 
-    assert client.unload("first").status == 200
-    assert client.load("beside", beside).status == 200
+    client.unload_model("first")
+    client.load_model("beside", beside)
 
 
 def test_model_larger_than_all_memory_never_fits(adapter, client, root):
@@ -90,7 +90,7 @@ def test_mesh_may_try_an_unmeasured_load_again(adapter, client, root):
             "/mmesh.ModelRuntime/loadModel",
             request_serializer=mmesh.LoadModelRequest.SerializeToString,
         )
-        assert client.load("first", write_eater(root / "held", 360)).status == 200
+        client.load_model("first", write_eater(root / "held", 360))
 
         by_mesh = write_eater(root / "by-mesh", 134)
         refusals = []
@@ -124,7 +124,7 @@ def test_load_ended_during_completion_stays_in_triton(tmp_path):
         embedded_adapter(*_FLAGS, f"--model-roots={tmp_path}", constants={UNLOAD: 6}) as adapter,
         adapter.client() as client,
     ):
-        assert client.load("small", write_eater(tmp_path / "tiny", 18)).status == 200
+        client.load_model("small", write_eater(tmp_path / "tiny", 18))
         ended, refused = (client.load("early", package).json() for _ in range(2))
         for body in (ended, refused):
             assert body["code"] in {"InsufficientMemory", "ModelTooLarge"}, body

@@ -87,7 +87,7 @@ def test_unload_of_dead_model_ends_despite_hang(adapter, client, package, tmp_pa
     flag = tmp_path / "hangs"
     hangs = f"while os.path.exists({str(flag)!r}):\n    time.sleep(0.01)\n"
     write_eater(package, 1, imports="import os, time", initialize=hangs)
-    assert client.load("m", package).status == 200
+    client.load_model("m", package)
     flag.touch()
     for pid in stubs(adapter, "m"):
         os.kill(pid, signal.SIGKILL)
@@ -95,7 +95,7 @@ def test_unload_of_dead_model_ends_despite_hang(adapter, client, package, tmp_pa
     assert stubs(adapter, "m") == []
     check_agreement(adapter)
     flag.unlink()
-    assert client.load("m", package).status == 200
+    client.load_model("m", package)
     check_serving(adapter, client, "m")
 
 
@@ -141,7 +141,7 @@ def check_four_hanging(adapter: RunningAdapter, client: Client, folder: Path, *,
     hanging, sound = write_hanging(folder / "hanging"), write_eater(folder / "sound", 1)
     names = [f"m{number}" for number in range(4)]
     with background(adapter, 6) as others:
-        assert client.load("before", sound).status == 200
+        client.load_model("before", sound)
         server = tritonserver(adapter)
         asked = [others.ask(lambda c, n=n: c.load(n, hanging)) for n in names]
         hung = set[str]()  # with the limit the first may be ended before the last has begun
@@ -162,7 +162,7 @@ def check_four_hanging(adapter: RunningAdapter, client: Client, folder: Path, *,
         if fifth_status != 200:  # its time was over as well
             assert end == "limit"
             wait_until(lambda: client.get("/models/fifth").status == 404, 30, "it is undone")
-            assert client.load("fifth", sound).status == 200
+            client.load_model("fifth", sound)
         wait_until(lambda: set(triton_index(adapter).values()) == {"READY"}, 30, "nothing is left")
         check_serving(adapter, client, "before", "fifth")
         assert tritonserver(adapter) == server

@@ -33,8 +33,8 @@ def check_fifth(adapter: RunningAdapter, client: Client, url: Path, needed_bytes
     assert body["needed_bytes"] == needed_bytes
     assert body["limit_bytes"] - body["free_bytes"] == pytest.approx(used, rel=_SHARE)
     check_agreement(adapter)
-    assert client.unload("b").status == 200
-    assert client.load("e", url).status == 200
+    client.unload_model("b")
+    client.load_model("e", url)
     assert client.invoke("e", 1.5).data == [1.5]
     assert tree_bytes(adapter) <= _LIMIT
     check_agreement(adapter)
@@ -43,10 +43,10 @@ def check_fifth(adapter: RunningAdapter, client: Client, url: Path, needed_bytes
 def test_fifth_is_refused_with_measured_figures(adapter, client, root):
     package = write_eater(root / "measured", _MODEL_MIB)
     empty = tree_bytes(adapter)
-    assert client.load("a", package).status == 200
+    client.load_model("a", package)
     taken = tree_bytes(adapter) - empty
     for name in "bcd":
-        assert client.load(name, package).status == 200
+        client.load_model(name, package)
     check_fifth(adapter, client, package, pytest.approx(taken, rel=_SHARE))
 
 
@@ -59,18 +59,18 @@ def test_fifth_that_declares_its_need_is_refused(adapter, client, root):
         for name in "abcde"
     }
     for name in "abcd":
-        assert client.load(name, packages[name]).status == 200
+        client.load_model(name, packages[name])
     check_fifth(adapter, client, packages["e"], (_MODEL_MIB + 30) * MIB)
 
 
 def test_memory_is_back_when_unload_is_answered(adapter, client, root):
     package = write_eater(root / "back", _MODEL_MIB)
     before = tree_bytes(adapter)
-    assert client.load("a", package).status == 200
+    client.load_model("a", package)
     footprint = tree_bytes(adapter) - before
     assert footprint > _MODEL_MIB * MIB
     assert client.invoke("a").status == 200
 
-    assert client.unload("a").status == 200
+    client.unload_model("a")
 
     assert tree_bytes(adapter) - before < footprint / 4

@@ -100,7 +100,7 @@ def die(client: Client, name: str = "m") -> None:
 @pytest.mark.parametrize("end", ["dies", "hangs"])
 def test_unload_frees_regions_of_dead_processes(adapter, client, package, end):
     before = mapped_bytes(adapter)
-    assert client.load("m", package).status == 200
+    client.load_model("m", package)
     check_serves(client, "m")
     assert sum(regions(adapter).values()) >= _LARGE
     if end == "dies":
@@ -123,7 +123,7 @@ def test_loaded_models_keep_their_regions(adapter, client, package):
     )
     calls = write_python_model(package.with_name("calls"), answer=_CALLS_ANOTHER)
     for name, url in {"m": package, "other": two, "calls": calls}.items():
-        assert client.load(name, url).status == 200
+        client.load_model(name, url)
         check_serves(client, name)
     kept = regions_of(adapter, "other") | regions_of(adapter, "calls")
     assert len(kept) == 3
@@ -145,7 +145,7 @@ def test_loaded_models_keep_their_regions(adapter, client, package):
         using = others.ask(use)
         try:
             die(client)
-            assert client.unload("m").status == 200
+            client.unload_model("m")
             assert {*regions(adapter)} == kept
         finally:
             end.append(True)
@@ -155,23 +155,23 @@ def test_loaded_models_keep_their_regions(adapter, client, package):
 def test_dead_instances_region_stays_with_the_model(adapter, client, package):
     write_python_model(package, imports=_IMPORTS, answer=_ANSWER, config=CONFIG + _INSTANCES)
     other = write_python_model(package.with_name("other"))
-    assert client.load("m", package).status == 200
+    client.load_model("m", package)
     both = regions_of(adapter, "m")
     assert len(both) == 2
     victim = stubs(adapter, "m")[0]
     os.kill(victim, signal.SIGKILL)
     wait_until(lambda: not is_alive(victim), 60, "it has ended")
-    assert client.load("other", other).status == 200
-    assert client.unload("other").status == 200
+    client.load_model("other", other)
+    client.unload_model("other")
     assert {*regions(adapter)} == both
 
-    assert client.unload("m").status == 200
+    client.unload_model("m")
 
     assert regions(adapter) == {}
 
 
 def test_dead_model_unloaded_elsewhere_leaves_no_region(adapter, client, package):
-    assert client.load("m", package).status == 200
+    client.load_model("m", package)
     check_serves(client, "m")
     (victim,) = stubs(adapter, "m")
     os.kill(victim, signal.SIGKILL)
@@ -182,7 +182,7 @@ def test_dead_model_unloaded_elsewhere_leaves_no_region(adapter, client, package
 
     wait_until(lambda: regions(adapter) == {}, 30, "its region is free")
     wait_until(lambda: client.get("/models/m").status == 404, 60, "the adapter has seen it")
-    assert client.load("m", package).status == 200
+    client.load_model("m", package)
     check_serves(client, "m")
 
 

@@ -43,7 +43,7 @@ def package(tmp_path) -> Path:
 
 def load_all(client: Client, package: Path) -> None:
     for name in _NAMES:
-        assert client.load(name, package).status == 200
+        client.load_model(name, package)
 
 
 def invoke(client: Client, name: str) -> int:
@@ -55,7 +55,7 @@ def check_served_and_unloaded(adapter: RunningAdapter, client: Client) -> None:
     assert [invoke(client, name) for name in _NAMES] == [200, 200]
     check_agreement(adapter)
     for name in _NAMES:
-        assert client.unload(name).status == 200
+        client.unload_model(name)
     assert adapter.state()["models"] == []
     check_agreement(adapter)
 
@@ -102,13 +102,13 @@ def test_measured_sizes_are_known_to_next_run(tmp_path):
         *("--memory-source=host", "--memory-limit=512MiB", "--memory-reserve=0"),
     )
     with running_adapter(*EMBEDDED, COMPLETE, *flags) as first, first.client() as client:
-        assert client.load("m", package).status == 200
+        client.load_model("m", package)
         wait_until((repository / FILE_NAME).exists, 60, "the size is written down")
         first.stop(signal.SIGKILL)
 
     with running_adapter(*EMBEDDED, COMPLETE, *flags) as second, second.client() as client:
         assert model_names(client) == []  # that Triton has ended with its adapter
-        assert client.load("again", package).status == 200
+        client.load_model("again", package)
         assert [predicted(second, upto) for upto in ("0.9", "1.1", "+Inf")] == [0, 1, 1]
         check_agreement(second)
 

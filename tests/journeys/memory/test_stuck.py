@@ -61,19 +61,19 @@ def test_stuck_load_is_given_up_and_reloads(tmp_path):
     ):
         stuck = others.ask(lambda c: timed_load(c, "mended", package))
         wait_until(lambda: "LOADING" in triton_index(adapter).values(), 60, "Triton has begun")
-        assert client.load("other", sound).status == 200
+        client.load_model("other", sound)
         check_given_up(*stuck.result(), "mended")
         assert model_names(client) == ["other"]
         check_agreement(adapter, stuck={"mended"})
 
         write_sound(package)
-        assert client.load("mended", package).status == 200
+        client.load_model("mended", package)
 
         assert is_serving(adapter, "mended")
         assert is_serving(adapter, "other")
         assert model_names(client) == ["mended", "other"]
         check_agreement(adapter, stuck={"mended"})
-        assert client.unload("mended").status == 200
+        client.unload_model("mended")
         assert client.get("/models/mended").status == 404
         check_agreement(adapter, stuck={"mended"})
 
@@ -88,7 +88,7 @@ def test_stuck_load_threads_restart_triton_with_models(tmp_path):
         background(adapter) as others,
     ):
         for name in ("one", "team/two"):
-            assert client.load(name, sound).status == 200
+            client.load_model(name, sound)
         asked = {n: others.ask(lambda c, n=n: timed_load(c, n, deadly)) for n in names}
         for name, each in asked.items():
             check_given_up(*each.result(), name)
@@ -103,6 +103,6 @@ def test_stuck_load_threads_restart_triton_with_models(tmp_path):
         with Client(adapter.admin) as admin:
             assert admin.get("/readyz").status == 200
         check_agreement(adapter)
-        assert client.load("dead-0", sound).status == 200
+        client.load_model("dead-0", sound)
         assert is_serving(adapter, "dead-0")
         check_agreement(adapter)

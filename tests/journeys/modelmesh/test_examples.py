@@ -31,7 +31,7 @@ def play(adapter, *flags: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.triton
 def test_client_unloads_only_when_told(adapter, client):
-    assert client.load("of-another", IDENTITY).status == 200
+    client.load_model("of-another", IDENTITY)
 
     done = play(adapter)
     assert [line.partition(" bytes")[0] for line in done.stdout.splitlines()][-2:] == [

@@ -43,8 +43,8 @@ def generating(models) -> Iterator[RunningAdapter]:
 @pytest.fixture(scope="module")
 def streaming(models) -> Iterator[RunningAdapter]:
     with serving(models, "generate_stream") as adapter, adapter.client() as client:
-        assert client.load("twice", models / "twice").status == 200
-        assert client.load("two times", models / "twice").status == 200
+        client.load_model("twice", models / "twice")
+        client.load_model("two times", models / "twice")
         yield adapter
 
 
@@ -72,7 +72,7 @@ def test_invocations_are_generate_of_the_single_model(client):
 
 @pytest.mark.parametrize("name", ["named", "a name"])
 def test_invoke_is_generate_under_the_callers_name(client, models, name):
-    assert client.load(name, models / "plain").status == 200
+    client.load_model(name, models / "plain")
     path = f"/models/{quoted(name)}"
     assert client.post(f"{path}/invoke", {"IN": 2.5}).json() == {
         "OUT": 2.5,
@@ -115,18 +115,18 @@ def test_generate_refuses_raw_tensors(client):
 
 def test_generate_with_two_answers_is_an_error(client, models):
     """Triton 2.51 says 200 with the error as the body."""
-    assert client.load("twice", models / "twice").status == 200
+    client.load_model("twice", models / "twice")
     reply = client.post("/models/twice/invoke", {"IN": 1.5})
     assert refusal(reply) == (400, "InvalidRequest", "twice")
     assert "exactly 1 response" in reply.error
-    assert client.unload("twice").status == 200
+    client.unload_model("twice")
 
 
 def test_raising_model_is_an_error_with_text(client, models):
-    assert client.load("raises", models / "raises").status == 200
+    client.load_model("raises", models / "raises")
     reply = client.post("/models/raises/invoke", {"IN": 1.5})
     assert (reply.status, "no such luck" in reply.error) == (400, True)
-    assert client.unload("raises").status == 200
+    client.unload_model("raises")
 
 
 @pytest.mark.parametrize("name", ["twice", "two times"])

@@ -99,8 +99,8 @@ def test_sigterm_under_load_loses_no_answer(tmp_path, gate):
     flags += ("--grpc-data=127.0.0.1:0",)
     with embedded_adapter(COMPLETE, *flags) as adapter, ThreadPoolExecutor(5 * CALLERS) as pool:
         with adapter.client() as client:
-            assert client.load("echo", EXAMPLES / "identity").status == 200
-            assert client.load("slow", slow).status == 200
+            client.load_model("echo", EXAMPLES / "identity")
+            client.load_model("slow", slow)
         begun = [threading.Event() for _ in range(3 * CALLERS)]
         listeners = [adapter.listeners[listener] for listener in ("grpc", "grpc_data")]
         kinds = [
@@ -138,7 +138,7 @@ def test_requests_are_answered_after_listeners_close(tmp_path, gate):
         background(adapter) as others,
     ):
         with adapter.client() as client:
-            assert client.load("slow", slow).status == 200
+            client.load_model("slow", slow)
         stream = OpenStream(adapter.grpc, pool)
         stream.go_on()
         waiting = others.ask(lambda c: c.invoke("slow"))
@@ -173,7 +173,7 @@ def test_drain_waits_for_requests_and_refuses_loads(tmp_path, gate):
         background(adapter) as others,
         adapter.client() as client,
     ):
-        assert client.load("slow", slow).status == 200
+        client.load_model("slow", slow)
         waiting = others.ask(lambda c: c.invoke("slow"))
         gate.wait_reached()
         process = drain(adapter, f"--url=unix:{listener}", "--timeout=100")

@@ -71,8 +71,8 @@ def test_refused_or_failed_load_is_logged_once(adapter, client, package):
 
 
 def test_load_and_unload_are_logged_with_sizes(adapter, client):
-    assert client.load("freed", IDENTITY).status == 200
-    assert client.unload("freed").status == 200
+    client.load_model("freed", IDENTITY)
+    client.unload_model("freed")
     events = ["model.loading", "model.loaded", "model.unloading", "model.unloaded"]
     lines = [adapter.wait_for(event, model_id="freed") for event in events]
     loading, loaded, unloading, unloaded = lines
@@ -88,11 +88,11 @@ def told() -> Iterator[RunningAdapter]:
     """An adapter at debug, after a load, an inference over HTTP, one over gRPC and an unload."""
     with embedded_adapter("--log-level=debug") as adapter:
         with adapter.client() as client, calls_to(adapter.grpc) as calls:
-            assert client.load("identity", IDENTITY).status == 200
+            client.load_model("identity", IDENTITY)
             assert client.invoke("identity").status == 200
             assert calls.infer("identity", 1.0) == [1.0]
             assert client.load("refused-once", "/nowhere").status == 400
-            assert client.unload("identity").status == 200
+            client.unload_model("identity")
         adapter.wait_for("request.answered", method="unload")  # and all lines before it
         yield adapter
 

@@ -31,11 +31,11 @@ def lines(tmp_path_factory) -> list[str]:
         wait_until(lambda: "adapter.started" in log.read_text(), 60, "it has started")
         [address] = re.findall(r"adapter.listening listener=http address=(\S+)", log.read_text())
         with Client(address) as client:
-            assert client.load("m", model).status == 200
+            client.load_model("m", model)
             assert client.invoke("m").status == 200
             assert client.load("absent", model.parent / "absent").status == 404
             assert client.post("/models/none/invoke", b"{}").status == 404
-            assert client.unload("m").status == 200
+            client.unload_model("m")
     finally:
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0

@@ -46,7 +46,7 @@ def adapter_to(endpoint: str, environ: dict[str, str], *flags: str) -> Iterator[
     arguments = [f"--triton-args=--trace-config={one}" for one in triton]
     with embedded_adapter(COMPLETE, *arguments, *flags, environ=environ) as adapter:
         with adapter.client() as client:
-            assert client.load("echo", ECHO).status == 200
+            client.load_model("echo", ECHO)
         yield adapter
 
 
@@ -179,7 +179,7 @@ def test_models_failure_marks_its_span_callers_not(found, traced, package):
         assert client.post("/models/none/invoke", {}, {"traceparent": header}).status == 404
         [refused] = found.of(trace, ADAPTER, "server")
         assert ("error.type" in refused.attributes, refused.is_error) == (False, False)
-        assert client.load("broken", package).status == 200
+        client.load_model("broken", package)
         server, asked = chain(
             found, ask(found, partial(post_to("/models/broken/invoke", 500), traced))
         )

@@ -194,10 +194,10 @@ def test_tritons_exit_reason_replaces_its_silence(opened, page):
 def test_a_name_that_is_markup_shows_as_text(opened, page):
     write_python_model(opened.folder / "plain")
     with opened.adapter.client() as client:
-        assert client.load(EVIL, opened.folder / "plain").status == 200
+        client.load_model(EVIL, opened.folder / "plain")
         page.until(lambda: EVIL in page.rows(), "its name is in the table")
         page.until(lambda: EVIL in page.text(".legend"), "and in the legend, once it is measured")
-        assert client.unload(EVIL).status == 200
+        client.unload_model(EVIL)
     page.until(lambda: any(EVIL in each for each in page.events()), "its name is in the events")
     assert page.run("return document.images.length") == 0
 

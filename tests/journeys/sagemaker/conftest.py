@@ -12,7 +12,7 @@ from tests.running import EXAMPLES, Client, RunningAdapter, unload_all
 def served(shared_adapter) -> Iterator[RunningAdapter]:
     """The shared adapter with `echo` loaded. A module takes either this or `adapter`."""
     with shared_adapter.client() as client:
-        assert client.load("echo", EXAMPLES / "identity").status == 200
+        client.load_model("echo", EXAMPLES / "identity")
         yield shared_adapter
         unload_all(shared_adapter)
 

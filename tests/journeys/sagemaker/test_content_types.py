@@ -82,14 +82,14 @@ def typed(shared_adapter, model_root) -> Iterator[RunningAdapter]:
         for name, text in MODELS.items():
             answer = BOTH if name == "two" else "pass"
             folder = write_python_model(model_root / f"typed {name}", config=text, answer=answer)
-            assert client.load(name, folder).status == 200
+            client.load_model(name, folder)
         first = "values = values.reshape(-1)[:1].reshape(1, 1)"
         folder = write_python_model(
             model_root / "typed first",
             config=config(f"{NPY};cast", "TYPE_FP32", "[-1, -1]"),
             answer=first,
         )
-        assert client.load("first", folder).status == 200
+        client.load_model("first", folder)
         for name, (datatype, dtype) in FINDERS.items():
             folder = write_python_model(
                 model_root / f"typed {name}",
@@ -97,7 +97,7 @@ def typed(shared_adapter, model_root) -> Iterator[RunningAdapter]:
                 imports="import numpy",
                 answer=f"values = numpy.ones((len(values[0]) - 1, 4), '{dtype}')",
             )
-            assert client.load(name, folder).status == 200
+            client.load_model(name, folder)
         yield shared_adapter
         unload_all(shared_adapter)
 

@@ -71,7 +71,7 @@ class Daemon:
         self.package = write_python_model(folder / "m", imports=held, answer=answer)
 
     def load(self, client: Client, name: str = "m") -> None:
-        assert client.load(name, self.package).status == 200
+        client.load_model(name, self.package)
 
     def start(self, client: Client, name: str = "m") -> int:
         """The pid of a new one."""
@@ -119,17 +119,11 @@ def adapter(lasting) -> Iterator[RunningAdapter]:
     unload_all(lasting)
 
 
-@pytest.fixture
-def client(adapter) -> Iterator[Client]:
-    with adapter.client() as client:
-        yield client
-
-
 def test_daemon_is_ended_before_delete_answers(adapter, client, daemon):
     daemon.load(client)
     pids = [daemon.start(client), daemon.start(client)]
     before = len(adapter.events("model.processes_killed"))
-    assert client.unload("m").status == 200
+    client.unload_model("m")
     assert not [pid for pid in pids if is_alive(pid)]
     wait_until(lambda: len(adapter.events("model.processes_killed")) > before, 60, "it is told")
     (killed,) = adapter.events("model.processes_killed")[before:]
@@ -140,10 +134,10 @@ def test_daemon_survives_unload_of_another_model(client, forked):
     forked.load(client)
     forked.load(client, "other")
     first, second = forked.start(client), forked.start(client, "other")
-    assert client.unload("other").status == 200
+    client.unload_model("other")
     assert not is_alive(second)
     assert is_alive(first)
-    assert client.unload("m").status == 200
+    client.unload_model("m")
     assert not is_alive(first)
 
 
@@ -151,9 +145,9 @@ def test_unattributed_daemon_ends_with_last_possible_model(client, executed):
     executed.load(client)
     executed.load(client, "other")
     pid = executed.start(client, "other")
-    assert client.unload("other").status == 200
+    client.unload_model("other")
     executed.load(client, "other")
-    assert client.unload("m").status == 200
+    client.unload_model("m")
     assert not is_alive(pid)
 
 
@@ -192,7 +186,7 @@ def test_daemon_copying_the_stub_is_no_stub(adapter, client, forked):
             os.kill(stub, signal.SIGKILL)
     assert client.invoke("m").status in {404, 500}
     assert client.invoke("m").status == 404
-    assert client.load("m", forked.package).status == 200
+    client.load_model("m", forked.package)
     assert not is_alive(pid)
 
 
@@ -207,7 +201,7 @@ def test_daemons_memory_counts_until_it_ends(adapter, client, forked):
         before = used()
         forked.start(client)
         wait_until(lambda: used() > before + 0.9 * _HELD_BYTES, 60, "it counts")
-        assert client.unload("m").status == 200
+        client.unload_model("m")
         assert used() < before + 0.5 * _HELD_BYTES
 
 

@@ -55,7 +55,7 @@ def test_models_return_when_triton_ends_twice(tmp_path):
     flags = (f"--model-roots={tmp_path}", "--on-triton-restart=reload")
     with embedded_adapter(*flags, COMPLETE) as adapter, adapter.client() as client:
         for name in _NAMES:
-            assert client.load(name, tmp_path / name).status == 200
+            client.load_model(name, tmp_path / name)
 
         kill_twice(adapter)
 
@@ -73,7 +73,7 @@ def test_load_that_ends_triton_is_given_up(tmp_path):
     flags = (f"--model-roots={tmp_path}", "--on-triton-restart=reload")
     with embedded_adapter(*flags, COMPLETE) as adapter, adapter.client() as client:
         for name in ("deadly", *others):
-            assert client.load(name, tmp_path / name).status == 200
+            client.load_model(name, tmp_path / name)
         mark.touch()
         kill_triton(adapter)
 
@@ -110,7 +110,7 @@ def test_model_that_keeps_ending_triton_is_given_up(tmp_path, how, when):
     with embedded_adapter(*flags, COMPLETE) as adapter, adapter.client() as client:
         if how == "load":
             wait_until(lambda: served(client, ["healthy"]), 60, "it is loaded")
-            assert client.load("deadly", tmp_path / "deadly").status == 200
+            client.load_model("deadly", tmp_path / "deadly")
 
         def given_up() -> bool:
             client.invoke("healthy")

@@ -38,7 +38,7 @@ def moody(served, model_root) -> str:
         """,
     )
     with served.client() as client:
-        assert client.load("moody", folder).status == 200
+        client.load_model("moody", folder)
     return "/models/moody/invoke"
 
 
@@ -236,7 +236,7 @@ def test_a_models_own_errors_keep_their_words(caller, moody, kind, refused, word
 def test_a_decoupled_model_is_refused(served, caller, model_root):
     config = CONFIG + "model_transaction_policy { decoupled: true }\n"
     folder = write_python_model(model_root / "decoupled", config=config)
-    assert caller.load("decoupled", folder).status == 200
+    caller.load_model("decoupled", folder)
 
     for path in ("/models/decoupled/invoke", "/v2/models/decoupled/infer"):
         reply = caller.post(path, infer_body(1.0))
@@ -286,7 +286,7 @@ def test_unknown_v2_headers_are_ignored(caller):
 
 def test_misnamed_output_is_warned_of_once(served, caller, package):
     answer = 'return pb_utils.InferenceResponse([pb_utils.Tensor("OUTT", values)])'
-    assert caller.load("misspelt", write_python_model(package, answer=answer)).status == 200
+    caller.load_model("misspelt", write_python_model(package, answer=answer))
     for path in ("/models/misspelt/invoke", "/v2/models/misspelt/infer"):
         assert caller.post(path, infer_body(1.0)).json()["outputs"] == []
     happened = served.state()["events"]

@@ -53,7 +53,7 @@ def let_the_deadline_pass(adapter: RunningAdapter, gate: Gate) -> None:
 def test_unload_waits_for_triton_despite_leaving_caller(adapter, client, package, gate, leave):
     before = len(adapter.events("model.unload_stalled"))
     write_python_model(package, answer=gate.statements)
-    assert client.load("m", package).status == 200
+    client.load_model("m", package)
     leave(adapter, "m", gate.wait_reached)
     wait_until(lambda: counts(adapter) == (1, 1, 1.0), 60, "it is known to go on")
     with background(adapter) as others:
@@ -73,12 +73,12 @@ def test_stream_without_caller_is_read_to_end(adapter, client, package, gate):
     write_decoupled_model(
         package, answer=f"{gated}\n            for _ in range(2000): send(values)"
     )
-    assert client.load("m", package).status == 200
+    client.load_model("m", package)
     leave_stream(adapter, "m", gate.wait_reached)
     wait_until(lambda: counts(adapter) == (1, 1, 1.0), 60, "it is known to go on")
     gate.open()
     wait_until(lambda: counts(adapter) == (0, 0, 0.0), 30, "it has ended")
-    assert client.unload("m").status == 200
+    client.unload_model("m")
 
 
 @pytest.fixture
@@ -101,7 +101,7 @@ def test_abandoned_requests_refuse_no_others(own, package, gate):
             return refusal(client.invoke("m"))
 
     with own.client() as client, calls_to(own.grpc) as calls:
-        assert client.load("m", package).status == 200
+        client.load_model("m", package)
         with ThreadPoolExecutor(_MANY) as pool:
             outcomes = [*pool.map(time_out, range(_MANY))]
         assert outcomes == [(504, "BackendTimeout", "m")] * _MANY
@@ -120,7 +120,7 @@ def test_abandoned_requests_refuse_no_others(own, package, gate):
 def test_dying_triton_ends_abandoned_requests(own, package, gate):
     write_python_model(package, answer=gate.statements)
     with own.client() as client:
-        assert client.load("m", package).status == 200
+        client.load_model("m", package)
         hang_up(own, "m", gate.wait_reached)
         let_the_deadline_pass(own, gate)
         wait_until(lambda: counts(own)[:2] == (2, 2), 60, "both go on")
@@ -139,14 +139,14 @@ def test_at_sigterm_nobody_waits_for_them_either(model_root, package, gate):
     flags = (f"--model-roots={model_root}", "--drain-timeout-seconds=120")
     with embedded_adapter(*flags) as adapter:
         with adapter.client() as client:
-            assert client.load("m", package).status == 200
+            client.load_model("m", package)
         hang_up(adapter, "m", gate.wait_reached)
         wait_until(lambda: counts(adapter)[:2] == (1, 1), 60, "it goes on")
 
 
 def test_caller_leaving_amid_an_answer_is_no_error(adapter, client, package):
     before = len(adapter.lines)
-    assert client.load("m", write_python_model(package)).status == 200
+    client.load_model("m", write_python_model(package))
     body, size = binary_request(2**22)
     for path in ("/models/m/invoke", "/v2/models/m/infer"):
         fields = f"Host: localhost\r\nTransfer-Encoding: chunked\r\n{_SIZE}: {size}\r\n"

@@ -58,7 +58,7 @@ def test_killed_adapter_takes_its_triton_along(tmp_path, gate):
     roots = f"--model-roots={tmp_path}"
     with running_adapter(*EMBEDDED, COMPLETE, roots) as adapter, background(adapter) as others:
         with adapter.client() as client:
-            assert client.load("slow", folder).status == 200
+            client.load_model("slow", folder)
         family = descendants(adapter.process.pid)
         assert len(family) >= 2  # tritonserver and the stub
         others.ask(lambda c: c.invoke("slow"))
@@ -93,8 +93,8 @@ def test_half_done_load_of_killed_adapter_is_unloaded(triton, tmp_path, gate):
         assert client.get("/models").json() == {"models": []}
         assert triton_index(triton).get("left-over", "UNAVAILABLE") == "UNAVAILABLE"
         assert [path for path in triton.repository.iterdir() if path.is_dir()] == []
-        assert client.load("left-over", package).status == 200
-        assert client.unload("left-over").status == 200
+        client.load_model("left-over", package)
+        client.unload_model("left-over")
         assert adapter.stop() == 0
 
 

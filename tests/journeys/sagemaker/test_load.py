@@ -16,13 +16,27 @@ pytestmark = pytest.mark.triton
 
 
 def test_second_load_of_loaded_model_is_conflict(client):
-    assert client.load("echo", EXAMPLES / "identity").status == 200
+    client.load_model("echo", EXAMPLES / "identity")
 
     again = client.load("echo", EXAMPLES / "identity")
     elsewhere = client.load("echo", EXAMPLES / "digits")
 
     assert refusal(again) == refusal(elsewhere) == (409, "AlreadyLoaded", "echo")
     assert client.get("/models/echo").json()["modelUrl"] == str(EXAMPLES / "identity")
+
+
+def test_racing_loads_of_a_name_agree_finally(adapter, client):
+    with background(adapter) as others:
+        loads = [others.ask(lambda c: c.load("echo", EXAMPLES / "identity")) for _ in range(6)]
+        statuses = sorted(each.result().status for each in loads)
+        deletes = [others.ask(lambda c: c.unload("echo")) for _ in range(4)]
+        gone = sorted(each.result().status for each in deletes)
+
+    assert statuses == [200, 409, 409, 409, 409, 409]
+    assert gone == [200, 404, 404, 404]
+    with adapter.client() as other:
+        assert other.get("/models").json() == {"models": []}
+    assert list(adapter.repository.iterdir()) == []
 
 
 def test_loading_model_is_taken_but_absent(client, adapter, package, gate):
@@ -100,7 +114,7 @@ def test_raising_model_is_refused_and_leaves_nothing(client, adapter, package):
     assert triton_index(adapter).get("echo", "UNAVAILABLE") != "READY"
 
     write_python_model(package)
-    assert client.load("echo", package).status == 200
+    client.load_model("echo", package)
 
 
 _NO_LOADS = [

@@ -28,7 +28,7 @@ def capacity(reply: Reply) -> dict[str, Any]:
 def test_load_out_of_memory_is_507_without_trace(client, adapter, package):
     """Another model is loaded: alone, no unload could make room for it."""
     write_python_model(package, initialize=_TORCH)
-    assert client.load("other", EXAMPLES / "identity").status == 200
+    client.load_model("other", EXAMPLES / "identity")
 
     body = capacity(client.load("big", package))
 
@@ -63,7 +63,7 @@ def test_inference_out_of_memory_is_507_model_stays(client, package):
                 raise RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB")
         """,
     )
-    assert client.load(name, package).status == 200
+    client.load_model(name, package)
     path = f"/models/{quoted(name)}/invoke"
 
     plain = capacity(client.post(path, infer_body(1.0)))
@@ -86,8 +86,8 @@ def test_inference_is_507_without_figures_when_unseen(client, package):
     text = "CUDA out of memory. Tried to allocate 2.00 GiB"
     answer = f"if values[0]:\n    raise RuntimeError({text!r})"
     write_python_model(package, answer=answer)
-    assert client.load("words", package).status == 200
-    assert client.load("other", EXAMPLES / "identity").status == 200
+    client.load_model("words", package)
+    client.load_model("other", EXAMPLES / "identity")
     for _ in range(2):
         body = client.invoke("words").json()
         assert (body["code"], body["device"]) == ("OutOfMemory", None)
@@ -108,7 +108,7 @@ def test_callers_words_are_no_lack_of_memory(client, package):
     assert refusal(client.load(name, package)) == (400, "InvalidModel", name)
 
     write_python_model(package, answer='raise ValueError("wrong word")')
-    assert client.load(name, package).status == 200
+    client.load_model(name, package)
     path = f"/models/{quoted(name)}/invoke"
     assert refusal(client.post(path, infer_body(1.0))) == (500, "InferenceFailed", name)
     for field in ("name", "datatype"):
@@ -124,7 +124,7 @@ def test_inference_beyond_the_device_is_507(client, adapter):
         tensor = {"name": "MIB", "datatype": "INT64", "shape": [1], "data": [mebibytes]}
         return client.post("/models/eater/invoke", {"inputs": [tensor]})
 
-    assert client.load("eater", EXAMPLES / "hungry_infer").status == 200
+    client.load_model("eater", EXAMPLES / "hungry_infer")
 
     body = capacity(ask(4096))
 

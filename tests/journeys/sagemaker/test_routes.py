@@ -8,34 +8,6 @@ from tests.trees import infer_body
 
 pytestmark = pytest.mark.triton
 
-ALLOWED = {
-    "/ping": "GET, HEAD",
-    "/models": "GET, HEAD, POST",
-    "/models/echo": "GET, HEAD, DELETE",
-    "/models/nobody": "GET, HEAD, DELETE",
-    "/models/echo/invoke": "POST",
-    "/invocations": "POST",
-    "/v2": "GET, HEAD",
-    "/v2/health/live": "GET, HEAD",
-    "/v2/models/stats": "GET, HEAD",
-    "/v2/models/echo": "GET, HEAD",
-    "/v2/models/echo/versions/1/ready": "GET, HEAD",
-    "/v2/models/nobody/infer": "POST",
-    "/v2/models/echo/versions/1/generate_stream": "POST",
-    "/v2/repository/index": "POST",
-    "/v2/repository/models/m/load": "POST",
-}
-METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
-
-
-@rows(("path", "allowed"), ALLOWED.items())
-def test_wrong_method_is_405_with_allow(caller, path, allowed):
-    for method in METHODS:
-        if method not in allowed:
-            reply = caller.request(method, path)
-            assert refusal(reply)[:2] == (405, "MethodNotAllowed")
-            assert reply.headers["Allow"] == allowed
-
 
 NOWHERE = [
     *("/nothing", "/pings", "/models//", "/models//invoke", "/models/echo/other"),

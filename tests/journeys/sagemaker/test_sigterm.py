@@ -51,7 +51,7 @@ def ends(adapter: RunningAdapter, number: signal.Signals = signal.SIGTERM) -> fl
 def test_an_idle_adapter_ends_at_once(running):
     """At SIGTERM, too: as each adapter of the tests does."""
     with running.client() as client:
-        assert client.load("echo", EXAMPLES / "identity").status == 200
+        client.load_model("echo", EXAMPLES / "identity")
     assert ends(running, signal.SIGINT) < _DRAIN_SECONDS + _END_SECONDS
     assert running.events("triton.exited") == []
 
@@ -67,7 +67,7 @@ def test_requests_in_flight_learn_of_the_end(running, tmp_path, gate):
     package = write_python_model(tmp_path / "endless", answer=gate.statements)
     with background(running) as others:
         with running.client() as client:
-            assert client.load("endless", package).status == 200
+            client.load_model("endless", package)
         over_http = others.ask(lambda c: c.invoke("endless"))
         gate.wait_reached()
         over_grpc = others.ask(lambda _: infer_over_grpc(running.grpc))

@@ -50,7 +50,7 @@ def test_unload_ends_though_request_was_never_answered(adapter, tmp_path):
     with adapter.client() as client, background(adapter) as others:
         for name, ask in WAYS.items():
             package, mark = silent_model(tmp_path / name)
-            assert client.load(name, package).status == 200
+            client.load_model(name, package)
             processes += stubs(adapter, adapter.models()[name]["triton_name"])
             ask(adapter, name, lambda mark=mark: wait_until(mark.exists, 60, "it was asked"))
 
@@ -65,8 +65,8 @@ def test_unload_ends_though_request_was_never_answered(adapter, tmp_path):
         assert adapter.events("model.left_running") == []
 
         name = "through the fallback"
-        assert client.load(name, write_python_model(tmp_path / "mended")).status == 200
+        client.load_model(name, write_python_model(tmp_path / "mended"))
         answer = client.invoke(name)
         assert answer.status == 200, answer.body
-        assert client.unload(name).status == 200
+        client.unload_model(name)
         assert adapter.events("triton.exited") == []

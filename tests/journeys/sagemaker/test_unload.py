@@ -1,7 +1,6 @@
 """DELETE /models/{model_name}: the memory is free when it answers."""
 
 import json
-import shutil
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, wait
 
@@ -21,13 +20,13 @@ _ECHO = EXAMPLES / "identity"
 def stopping(package, gate, client) -> Iterator[str]:
     """A loaded model that stands at the gate in every inference."""
     write_python_model(package, answer=gate.statements)
-    assert client.load("stopping", package).status == 200
+    client.load_model("stopping", package)
     yield "/models/stopping"
     gate.open()  # before the model is unloaded
 
 
 def test_answered_delete_leaves_nothing(client, adapter):
-    assert client.load("echo", _ECHO).status == 200
+    client.load_model("echo", _ECHO)
     (stub,) = stubs(adapter, "echo")
 
     reply = client.unload("echo")
@@ -61,18 +60,3 @@ def test_unload_refuses_new_requests_and_awaits_old(client, adapter, stopping, g
         assert (status, json.loads(answer)["outputs"][0]["data"]) == (200, [1.0])
         statuses = sorted(each.result().status for each in deletes)
     assert statuses == [200, 404]  # two at once: one of them does it
-
-
-def test_missing_folder_does_not_hurt_loaded_model(client, adapter, identity):
-    assert client.load("echo", identity).status == 200
-    assert client.load("other", _ECHO).status == 200
-
-    shutil.rmtree(identity)
-
-    assert client.get("/models/echo").status == 200
-    assert client.invoke("echo").status == 200
-    assert client.unload("echo").status == 200
-    assert client.get("/models/other").status == 200
-    assert client.invoke("other").status == 200
-    assert not (adapter.repository / "echo").exists()
-    assert refusal(client.load("echo", identity))[:2] == (404, "SourceMissing")

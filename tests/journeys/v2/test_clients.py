@@ -22,7 +22,7 @@ def served(shared_adapter, model_root) -> Iterator[RunningAdapter]:
     """The shared adapter with the models that clients are compared on."""
     with shared_adapter.client() as client:
         for folder in write_client_models(model_root):
-            assert client.load(folder.name, folder).status == 200
+            client.load_model(folder.name, folder)
         yield shared_adapter
     unload_all(shared_adapter)
 

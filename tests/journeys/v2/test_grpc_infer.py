@@ -45,7 +45,7 @@ def loaded(client, package):
 
     def load(**bodies: str) -> str:
         write_python_model(package, **bodies)
-        assert client.load(package.name, package).status == 200
+        client.load_model(package.name, package)
         return package.name
 
     yield load

@@ -44,7 +44,7 @@ def test_load_may_bring_files_and_config(calls, tmp_path):
 
 
 def test_the_listeners_share_their_models(calls, client, identity):
-    assert client.load("by sagemaker", identity).status == 200
+    client.load_model("by sagemaker", identity)
     assert calls.index(ready=True) == [("by sagemaker", "1", "READY")]
     calls.call("RepositoryModelLoad", load_request("by sagemaker"))  # it is there already
     calls.call("RepositoryModelUnload", unload_request("by sagemaker", unload_dependents=True))

@@ -67,7 +67,7 @@ def load(client, package):
     """Loads a model of the test's own, `m`."""
 
     def load(write=write_python_model, **bodies: str) -> str:
-        assert client.load("m", write(package, **bodies)).status == 200
+        client.load_model("m", write(package, **bodies))
         return "m"
 
     yield load
@@ -211,7 +211,7 @@ def test_unload_ignores_silent_streams(calls, load, asking, client, adapter):
     assert values_of(next(messages).infer_response) == [1.0]
     next(messages)  # the mark of the last one
     wait_until(lambda: in_flight(adapter, name) == 0, 30, "the answer is written")
-    assert client.unload("m").status == 200
+    client.unload_model("m")
     asking.send(infer_request(name, 1.0))
     assert next(messages).error_message.endswith("ModelNotFound: model 'm' is not loaded")
 
@@ -270,7 +270,7 @@ def test_caller_that_reads_nothing_delays_no_unload(calls, asking, load, client,
     asking.send(*(infer_request(name, 1.0) for _ in range(40)))
     wait_until(lambda: in_flight(adapter, name) == 1, 30, "Triton was asked")
     wait_until(lambda: stands_still(adapter, name), 30, "the caller's window is full")
-    assert client.unload(name).status == 200
+    client.unload_model(name)
     with pytest.raises(grpc.RpcError) as raised:
         list(messages)
     assert raised.value.code() is grpc.StatusCode.UNAVAILABLE

@@ -52,7 +52,7 @@ def sides(tmp_path_factory) -> Iterator[Sides]:
         adapter = stack.enter_context(embedded_adapter(*flags))
         ours = stack.enter_context(adapter.client())
         theirs = stack.enter_context(triton_client(adapter))
-        assert ours.load("m", package).status == 200
+        ours.load_model("m", package)
         found = {"key": f"/{region.name}", "offset": 0, "byte_size": 64}
         assert theirs.post("/v2/systemsharedmemory/region/r/register", found).status == 200
         addresses = (adapter.grpc, adapter.grpc_address)
@@ -353,7 +353,7 @@ def test_unknown_models_text_begins_as_tritons(sides, method):
 def test_trace_settings_go_by_the_callers_name(sides):
     """Triton knows `traced/it` by another name."""
     package = write_python_model(sides.root / "traced/it")
-    assert sides.rest[0].load("traced/it", package).status == 200
+    sides.rest[0].load_model("traced/it", package)
     request = asked("TraceSetting", model_name="traced/it")
     request.settings["trace_rate"].value.append("7")
     settings = sides.grpc[0].call("TraceSetting", request).settings

@@ -6,7 +6,7 @@ import tarfile
 
 import pytest
 
-from tests.asking import background, refusal, triton_index
+from tests.asking import background, refusal
 from tests.cases import rows
 from tests.journeys.v2.calls import CONFIG, Repository
 from tests.running import wait_until
@@ -40,7 +40,7 @@ def test_load_without_parameters_uses_the_named_folder(repository, identity):
 
 
 def test_a_load_of_a_loaded_model_is_done(repository, identity, client):
-    assert client.load("any name", identity).status == 200
+    client.load_model("any name", identity)
     assert repository.load("any name").status == 200
     assert repository.index({"ready": True})[0]["name"] == "any name"
 
@@ -171,15 +171,6 @@ def test_a_config_is_none_for_an_archive(repository, model_root, tmp_path):
     reply = repository.load("packed.tar", config=CONFIG)
     assert refusal(reply) == (400, "InvalidRequest", "packed.tar")
     assert "archive" in reply.error
-
-
-def test_a_load_that_fails_leaves_nothing(repository, adapter):
-    reply = repository.load_files("m", {"1/model.py": b"raise ValueError('no such luck')"})
-    assert refusal(reply) == (400, "InvalidModel", "m")
-    assert "no such luck" in reply.error
-    assert repository.index() == []
-    assert "m" not in triton_index(adapter) or triton_index(adapter)["m"] != "READY"
-    assert not (adapter.repository / "m").exists()
 
 
 B64 = base64.b64encode(b"x").decode()

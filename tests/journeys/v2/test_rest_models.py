@@ -48,25 +48,19 @@ class TritonPythonModel:
 
 
 @pytest.fixture(scope="module")
-def served(shared_adapter) -> Iterator[RunningAdapter]:
+def adapter(shared_adapter) -> Iterator[RunningAdapter]:
     """The shared adapter with one model under two names, of which Triton knows one."""
     with shared_adapter.client() as client:
         for name in ("echo", ODD):
-            assert client.load(name, EXAMPLES / "identity").status == 200
+            client.load_model(name, EXAMPLES / "identity")
         yield shared_adapter
     unload_all(shared_adapter)
 
 
 @pytest.fixture
-def client(served) -> Iterator[Client]:
-    with served.client() as client:
-        yield client
-
-
-@pytest.fixture
-def raw(served) -> Iterator[Client]:
+def raw(adapter) -> Iterator[Client]:
     """The Triton behind the adapter, asked directly."""
-    with triton_client(served) as client:
+    with triton_client(adapter) as client:
         yield client
 
 
@@ -74,7 +68,7 @@ def load_talker(client: Client, package, gate: Gate, name: str) -> str:
     """A decoupled model of that name; its path."""
     write_python_model(package, config=DECOUPLED)
     (package / "1" / "model.py").write_text(_TALKS.format(gate=str(gate.path)))
-    assert client.load(name, package).status == 200
+    client.load_model(name, package)
     return f"/v2/models/{quoted(name)}/generate_stream"
 
 
@@ -122,9 +116,9 @@ def test_generate_is_passed_on(client, name):
 
 
 @pytest.mark.parametrize("name", ["talker", "a talker"])
-def test_stream_events_come_one_by_one(served, client, package, gate, name):
+def test_stream_events_come_one_by_one(adapter, client, package, gate, name):
     path = load_talker(client, package, gate, name)
-    with closing(HTTPConnection(served.http, timeout=30)) as connection:
+    with closing(HTTPConnection(adapter.http, timeout=30)) as connection:
         connection.request("POST", path, json.dumps({"IN": 1.0}))
         response = connection.getresponse()
         first = json.loads(response.readline().removeprefix(b"data: "))
@@ -134,26 +128,26 @@ def test_stream_events_come_one_by_one(served, client, package, gate, name):
         second = json.loads(response.readline().removeprefix(b"data: "))
     assert [first["OUT"], second["OUT"]] == [1.0, 2.0]
     assert first["model_name"] == second["model_name"] == name
-    assert client.unload(name).status == 200
+    client.unload_model(name)
 
 
-def test_departed_stream_caller_lets_model_finish(served, client, package, gate):
+def test_departed_stream_caller_lets_model_finish(adapter, client, package, gate):
     """Triton 2.51 dies of cancelled streams."""
     path = load_talker(client, package, gate, "talker")
-    with closing(HTTPConnection(served.http, timeout=30)) as connection:
+    with closing(HTTPConnection(adapter.http, timeout=30)) as connection:
         connection.request("POST", path, json.dumps({"IN": 1.0}))
         connection.getresponse().readline()
-    wait_until(lambda: served.models()["talker"]["abandoned"] == 1, 20, "it answers nobody")
+    wait_until(lambda: adapter.models()["talker"]["abandoned"] == 1, 20, "it answers nobody")
     gate.open()
-    wait_until(lambda: served.models()["talker"]["abandoned"] == 0, 20, "it has ended")
+    wait_until(lambda: adapter.models()["talker"]["abandoned"] == 0, 20, "it has ended")
     assert not gate.path.with_suffix(".cancelled").exists()
-    assert client.unload("talker").status == 200
+    client.unload_model("talker")
 
 
 @pytest.mark.parametrize("call", ["infer", "generate", "generate_stream"])
 def test_a_model_that_raises_says_why(client, package, call):
     write_python_model(package, answer="raise ValueError('the model is in a mood')")
-    assert client.load("moody/1", package).status == 200
+    client.load_model("moody/1", package)
     body = infer_body(1.0) if call == "infer" else {"IN": 1.0}
     reply = client.post(f"/v2/models/moody%2F1/{call}", body)
     # Triton's generate says 400 to whatever a model does
@@ -161,12 +155,12 @@ def test_a_model_that_raises_says_why(client, package, call):
     assert refusal(reply) == (*expected, "moody/1")
     assert "the model is in a mood" in reply.error
     assert "ta.u" not in reply.error.partition("At:")[0]
-    assert client.unload("moody/1").status == 200
+    client.unload_model("moody/1")
 
 
-def test_inference_waits_for_its_models_load(served, client, package, gate):
+def test_inference_waits_for_its_models_load(adapter, client, package, gate):
     write_python_model(package, initialize=gate.statements)
-    with background(served) as others:
+    with background(adapter) as others:
         loaded = others.ask(lambda c: c.load("slow", package).status)
         gate.wait_reached()
         assert refusal(client.get("/v2/models/slow/ready")) == (503, "ModelNotReady", "slow")
@@ -174,7 +168,7 @@ def test_inference_waits_for_its_models_load(served, client, package, gate):
         described = others.ask(lambda c: c.get("/v2/models/slow").status)
         gate.open()
         assert [f.result() for f in (loaded, invoked, described)] == [200] * 3
-    assert client.unload("slow").status == 200
+    client.unload_model("slow")
 
 
 _CLOSED = {

@@ -38,7 +38,7 @@ def test_a_model_is_loaded_invoked_listed_and_unloaded(uploading, raw_triton, tr
     (package / "1" / "a").mkdir()
     (package / "1" / "a" / "b").write_text("dog")
     client = uploading.client
-    assert client.load("team/fish", package).status == 200
+    client.load_model("team/fish", package)
     assert model_names(client) == ["team/fish"]
     assert uploading.infer("team/fish", 1.0) == [7.0]
     assert [(m["name"], m["version"], m["state"]) for m in uploading.index()] == [
@@ -46,7 +46,7 @@ def test_a_model_is_loaded_invoked_listed_and_unloaded(uploading, raw_triton, tr
     ]
     assert is_ready(raw_triton, "ta.u.team_2ffish")
     assert not (triton.repository / "ta.u.team_2ffish").exists()
-    assert client.unload("team/fish").status == 200
+    client.unload_model("team/fish")
     assert not is_ready(raw_triton, "ta.u.team_2ffish")
     assert model_names(client) == []
 
@@ -62,10 +62,10 @@ def test_changed_package_is_served_anew(uploading, package):
 def test_a_package_with_helpers_is_uploaded_whole(uploading, raw_triton, package):
     write_python_model(package / "helper", answer=DOUBLING)
     write_python_model(package / "main", answer=CALLS_HELPER)
-    assert uploading.client.load("pair", package).status == 200
+    uploading.client.load_model("pair", package)
     assert uploading.infer("pair", 1.0) == [3.0]
     assert is_ready(raw_triton, "helper")
-    assert uploading.client.unload("pair").status == 200
+    uploading.client.unload_model("pair")
     assert not is_ready(raw_triton, "helper")
 
 
@@ -84,7 +84,7 @@ def test_failed_load_says_why_and_leaves_nothing(uploading, raw_triton, package)
 
 def test_only_the_model_triton_lost_is_forgotten(uploading, raw_triton, package):
     for name in ("one", "two"):
-        assert uploading.client.load(name, write_python_model(package)).status == 200
+        uploading.client.load_model(name, write_python_model(package))
     assert raw_triton.post("/v2/repository/models/one/unload").status == 200
     assert uploading.client.invoke("one").status == 404
     wait_until(lambda: model_names(uploading.client) == ["two"], 30, "one is forgotten")
@@ -109,13 +109,13 @@ def test_uploads_end_with_adapter_even_killed(triton, raw_triton, model_root, pa
     write_python_model(package)
     adapter = uploading_adapter(triton, model_root)
     with adapter.client() as client:
-        assert client.load("m", package).status == 200
+        client.load_model("m", package)
     adapter.stop(9)
     assert is_ready(raw_triton, "m")
     write_python_model(package, answer=DOUBLING)
     adapter = uploading_adapter(triton, model_root)
     with adapter.client() as client:
-        assert client.load("m", package).status == 200
+        client.load_model("m", package)
         assert Repository(client).infer("m", 1.0) == [2.0]
     assert adapter.stop() == 0, adapter.errors
     assert not is_ready(raw_triton, "m")
