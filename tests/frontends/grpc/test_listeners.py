@@ -91,13 +91,6 @@ async def asked(address: str, message: bytes = b"x", seconds: float = SECONDS) -
         return await channel.unary_unary("/test.Service/Wait")(message, timeout=seconds)
 
 
-async def test_two_servers_do_not_share_a_port(listeners, proxy):
-    await listeners.open_grpc("grpc", parse_address("127.0.0.1:0"), [], proxy)
-    taken = parse_address(listeners.addresses["grpc"])
-    with pytest.raises(OSError, match="cannot listen"):
-        await listeners.open_grpc("grpc_data", taken, [], proxy)
-
-
 async def test_abandoned_socket_is_taken_over(listeners, proxy, folder):
     with socket.socket(socket.AF_UNIX) as earlier:
         earlier.bind(str(folder / "a.sock"))
@@ -109,11 +102,6 @@ async def test_abandoned_socket_is_taken_over(listeners, proxy, folder):
     assert await asked(listeners.addresses["grpc"]) == b"x"
     await listeners.close()
     assert list(folder.iterdir()) == []
-
-
-async def test_a_listener_that_is_off_is_not_opened(listeners, proxy):
-    await listeners.open_grpc("grpc_data", parse_address("off"), [], proxy)
-    assert listeners.addresses == {}
 
 
 @pytest.mark.triton

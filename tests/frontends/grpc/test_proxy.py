@@ -338,15 +338,3 @@ async def test_next_call_connects_anew_after_a_break(proxy, channel, sent):
     proxy.triton = right
     await channel.unary_unary(INFER)(request_of())
     server.close()
-
-
-@pytest.mark.parametrize("path", [INFER, f"{INFER}x"])
-@pytest.mark.slow
-@limited(max_message_bytes=MIB)
-async def test_request_over_the_limit_fails_alone(proxy, channel, path):
-    big = pb.ModelInferRequest(model_name="m", raw_input_contents=[bytes(9 * MIB)])
-    for _ in range(3):
-        refused = refusal(channel.unary_unary(path)(big.SerializeToString()))
-        good = channel.unary_unary(INFER)(request_of("team/a"))
-        (_, text), _ = await asyncio.gather(refused, good)
-        assert "larger than max" in text or "not found" in text

@@ -60,15 +60,6 @@ async def test_stalled_answer_is_given_up_in_time(proxy, upstream, wire):
     await untouched(triton)
 
 
-@limited(timeout_seconds=0.3)
-async def test_missing_request_is_given_up_in_time(proxy, wire):
-    wire.send(begin(1))
-    wire.send(frame(frames.DATA, 0, 1, b"\0"))
-    _, trailers = await wire.answer(1)
-    assert status(trailers) == "DEADLINE_EXCEEDED"
-    assert b"BackendTimeout: the request did not come in time" in trailers
-
-
 @pytest.mark.slow
 async def test_tritons_goaway_lets_calls_end_then_reconnects(proxy, upstream, wire):
     wire.send(request(1), request(3), request(5))
@@ -140,13 +131,6 @@ async def test_other_protocols_are_closed_at_once(proxy, sent):
         assert await wire.ended_with() == Code.PROTOCOL_ERROR
         ours = [frames.SETTINGS, frames.WINDOW_UPDATE, frames.GOAWAY]
         assert [found[0] for found in wire.got] == ours
-
-
-@pytest.mark.parametrize("method", ["RepositoryModelUnload", "RepositoryModelLoad", "Nothing"])
-async def test_other_methods_never_reach_triton(proxy, channel, method):
-    call = channel.unary_unary(f"/inference.GRPCInferenceService/{method}")
-    assert (await refusal(call(request_of())))[0] == "UNIMPLEMENTED"
-    assert proxy.methods == set()
 
 
 @pytest.mark.slow

@@ -106,9 +106,11 @@ async def test_a_stream_whose_message_breaks_off_ends(proxy, size):
 
 
 @limited(timeout_seconds=0.5)
-async def test_large_unfinished_message_is_given_up(proxy):
-    pieces = [LARGE[at : at + 2**14] for at in range(0, 300_000, 2**14)]
-    trailers = await answered(proxy, READY, pieces, end=False)
+@pytest.mark.parametrize(("path", "size"), [(INFER, 1), (READY, 300_000)])
+async def test_unfinished_message_is_given_up_in_time(proxy, path, size):
+    pieces = [LARGE[at : at + 2**14] for at in range(0, size, 2**14)]
+    pieces[-1] = pieces[-1][: size % 2**14]
+    trailers = await answered(proxy, path, pieces, end=False)
     assert status(trailers) == "DEADLINE_EXCEEDED"
     assert b"BackendTimeout: the request did not come in time" in trailers
 

@@ -10,7 +10,6 @@ import pytest
 from adapter.core.model import ModelId
 from adapter.relay import frames
 from adapter.relay.flow_control import STREAM_WINDOW
-from adapter.relay.frames import Code
 from adapter.relay.policy import CallerLimits
 from tests.fakes.http2_triton import answer, pour, scripted_triton, untouched
 from tests.frontends.grpc.proxy_listener import (
@@ -163,12 +162,6 @@ async def unread(patience: CallerLimits):
                 await pouring
 
 
-async def test_unload_reads_answer_its_caller_does_not():
-    async with unread(CallerLimits(drain=0.1)) as (proxy, wire, _):
-        await (await unloading(proxy))
-        assert await wire.reset_of(1) == Code.CANCEL
-
-
 async def test_unload_reads_answer_that_comes_later():
     async with opened(CallerLimits(drain=0.1)) as (proxy, upstream, wire):
         wire.send(request(1))
@@ -210,20 +203,6 @@ async def test_unload_does_not_wait_for_slow_reader():
             wire.send(frames.window_update(1, 1))
             await asyncio.sleep(0.05)
         await wire.until(frames.RST_STREAM, 1)
-
-
-@pytest.mark.triton
-def test_unfinished_requests_are_refused_at_the_end():
-    async def ask(adapter) -> tuple[str, bool]:
-        async with wire_to(adapter.listeners["grpc_data"]) as wire, asyncio.timeout(3 * SECONDS):
-            wire.greet()
-            wire.send(begun(1000))
-            await wire.round_trip()
-            adapter.process.send_signal(signal.SIGTERM)
-            return await refused(wire)
-
-    with embedded_adapter("--grpc-data=127.0.0.1:0", "--drain-min-seconds=0") as adapter:
-        assert asyncio.run(ask(adapter)) == ("UNAVAILABLE", True)
 
 
 @pytest.mark.triton

@@ -78,17 +78,6 @@ async def test_query_is_no_path_in_absolute_form(listener, caller, path, authori
     assert listener.upstream.requests == []
 
 
-@pytest.mark.parametrize("path", [PLANNED, V2])
-async def test_chunked_bodies_are_rechunked(listener, caller, path):
-    raw = head(path, CHUNKED) + chunks(b"{", b"}")
-    assert (await caller.ask(raw)).status == 200
-    await caller.send(raw[:-12])
-    await until(lambda: listener.in_flight() == 1)
-    assert (await caller.ask(raw[-12:])).status == 200
-    assert listener.whole_requests() == [b"{}"] * 2
-    assert listener.handled == []
-
-
 async def test_chunks_above_the_limit_are_refused(listener):
     listener.server.parts.max_body_bytes = 1000
     caller = await listener.connect()

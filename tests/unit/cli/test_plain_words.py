@@ -1,10 +1,8 @@
 """What the command says when something is wrong: one clear line, and what to do."""
 
 import json
-import socket
 import subprocess
 import sys
-import threading
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -66,27 +64,6 @@ class TestWrongAddresses:
         assert code == 1
         assert f"http://{at} is not the listener `http` of an adapter" in err
         assert "--http or --url say where that is" in err
-
-    def test_grpc_listener_is_told_from_http(self, run):
-        """It answers with the SETTINGS frame of HTTP/2."""
-        with socket.create_server(("127.0.0.1", 0)) as listener:
-            port = listener.getsockname()[1]
-
-            def answer() -> None:
-                connection, _ = listener.accept()
-                with connection:
-                    connection.recv(4096)
-                    connection.sendall(bytes.fromhex("000006040000000000000400100000"))
-
-            answering = threading.Thread(target=answer)
-            answering.start()
-            code, _, err = run("ps", f"--url=http://127.0.0.1:{port}")
-            answering.join()
-        assert code == 1
-        assert err.splitlines()[0] == (
-            f"triton-adapter: http://127.0.0.1:{port}: no listener of HTTP/1.1; "
-            "it speaks HTTP/2, as those of gRPC do"
-        )
 
 
 class TestWords:

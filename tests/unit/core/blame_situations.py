@@ -29,9 +29,6 @@ class Exits:
     most: int
     found_percent: float = 100.0
 
-    def __str__(self) -> str:
-        return f"{self.median}/{self.most_of_95_percent}/{self.most} ({self.found_percent:.0f} %)"
-
 
 @dataclass(frozen=True)
 class Situation:
@@ -46,17 +43,6 @@ def allow_noise(runs: int, share: float, deviations: float) -> int:
     """Return in how many runs something with these odds may happen by chance."""
     odds = min(1.0, share + _UNSEEN_SHARE)
     return math.floor(runs * odds + deviations * math.sqrt(runs * odds * (1 - odds)))
-
-
-def count_exits(setting: Setting, outcomes: Sequence[Outcome]) -> Exits | None:
-    """Return how many exits these runs took until all killers were given up."""
-    counts = [outcome.count_exits_until_found(setting.killers) for outcome in outcomes]
-    finds = sorted(count for count in counts if count is not None)
-    if not finds:
-        return None
-    middle = finds[len(finds) // 2]
-    late = finds[min(len(finds) - 1, int(0.95 * len(finds)))]
-    return Exits(middle, late, finds[-1], 100 * len(finds) / len(counts))
 
 
 def count_wrong(setting: Setting, outcomes: Sequence[Outcome]) -> int:

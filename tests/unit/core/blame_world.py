@@ -84,9 +84,6 @@ class Outcome:
 
     exits: list[float] = field(default_factory=list)
     given_up: list[tuple[float, ModelId]] = field(default_factory=list)
-    seconds_away: dict[ModelId, float] = field(default_factory=dict)
-    # of healthy models, for each life: how long their loads were held back
-    seconds_held: list[float] = field(default_factory=list)
 
     def count_exits_until_found(self, killers: set[ModelId]) -> int | None:
         """Return the number of exits until all killers were given up, None if some never were."""
@@ -116,7 +113,7 @@ def play(setting: Setting, seed: int) -> Outcome:
     """Play one run, from life to life of Triton."""
     random_numbers = random.Random(seed)
     outside = setting.kills_from_outside(random_numbers)
-    outcome = Outcome(seconds_away={model.model_id: 0.0 for model in setting.models})
+    outcome = Outcome()
     now = 0.0
     restart_seconds = _FIRST_RESTART_SECONDS
     blame = Blame(-_AGE_SECONDS)
@@ -129,9 +126,6 @@ def play(setting: Setting, seed: int) -> Outcome:
         if exited_at - now > _LONG_LIFE_SECONDS:
             restart_seconds = _FIRST_RESTART_SECONDS
         now = exited_at + restart_seconds + random_numbers.uniform(1, 2)
-        down_seconds = min(now, setting.run_seconds) - exited_at
-        for model_id in outcome.seconds_away:
-            outcome.seconds_away[model_id] += down_seconds
         restart_seconds = min(_LAST_RESTART_SECONDS, 2 * restart_seconds)
         blame.start_life(now)
     return outcome
@@ -161,11 +155,6 @@ class _Life:
         self._load_ends_at: dict[ModelId, float] = {}
         self._loaded: dict[ModelId, float] = {}
         self._kills: list[_Kill] = []
-        self._held = {
-            model.model_id: 0.0
-            for model in setting.models
-            if not (model.is_killer or model.is_loaded_by_calls)
-        }
 
     def prepare(self, outside: list[float], *, is_old: bool) -> None:
         """Have the models loaded if this Triton is old, else let them wait."""
@@ -190,17 +179,14 @@ class _Life:
             self._begin_loads(allowed)
             kill = min(self._kills, key=lambda kill: kill.at)
             then = min(kill.at, self._find_next_event(allowed))
-            self._count_seconds(then, allowed)
             self._now = then
             if then >= self._setting.run_seconds:
-                break
+                return then
             if then == kill.at:
                 self._exit(kill)
-                break
+                return then
             self._take_calls()
             self._end_loads()
-        self._outcome.seconds_held.extend(self._held.values())
-        return self._now
 
     def _begin_loads(self, allowed: set[ModelId]) -> None:
         for model_id in [model_id for model_id in self._waiting if model_id in allowed]:
@@ -228,13 +214,6 @@ class _Life:
             *self._load_ends_at.values(),
             *self._next_call_at.values(),
         )
-
-    def _count_seconds(self, until: float, allowed: set[ModelId]) -> None:
-        seconds = until - self._now
-        for model_id in self._models.keys() - self._loaded.keys():
-            self._outcome.seconds_away[model_id] += seconds
-        for model_id in self._held.keys() & self._waiting.keys() - allowed:
-            self._held[model_id] += seconds
 
     def _take_calls(self) -> None:
         """Let calls ask for the load of their models; of models given up they are refused."""

@@ -215,12 +215,6 @@ class TestOutage:
         await asyncio.gather(*loads)
         fakes.check("m", "n")
 
-    async def test_broken_off_unload_is_repeated(self, fakes, front):
-        await front.load("m")
-        fakes.calls.fail("unload m", CLOSED)
-        await front.unload("m")
-        fakes.check()
-
     async def test_load_waits_at_most_a_loads_time(self, fakes, tmp_path):
         front = Front(fakes, tmp_path, load_timeout_seconds="0.1")
         fakes.triton.live = False
