@@ -153,7 +153,7 @@ def test_variable_of_the_values_beats_the_charts(name):
     assert len(containers(spec)["triton"]["env"]) == len(own) + 1
 
 
-def test_tmp_of_triton_has_the_size_of_the_values():
+def test_tmp_of_triton_has_size_of_values():
     volumes = pod_spec({"triton": {"tmpSize": "4Gi"}})["volumes"]
 
     assert {"name": "triton-tmp", "emptyDir": {"sizeLimit": "4Gi"}} in volumes

@@ -91,7 +91,7 @@ async def test_full_disk_leaves_the_old_file(path, caplog):
 
 
 async def test_save_replaces_the_file(path):
-    """So a process that is killed while it saves leaves the old file or the new one."""
+    """A process that is killed while it saves leaves the old file or the new one."""
     file = LearnedFile(path)
     await file.save(DATA)
     with path.open() as old:
