@@ -1,4 +1,4 @@
-"""OpenAI's client and LiteLLM, unchanged, against a hundred embedders with memory for ten.
+"""OpenAI's client, LiteLLM and LangChain against a hundred embedders with memory for ten.
 
 Their environment is made of the package registry the first time, and kept in pytest's cache.
 """
@@ -18,6 +18,7 @@ from tests.running import COMPLETE, Client, RunningAdapter, embedded_adapter
 
 pytestmark = [pytest.mark.triton, pytest.mark.timeout(1200)]
 
+CLIENTS = ("openai", "litellm", "langchain-openai")
 MODELS = 100
 FIT = 10
 CALLERS = 20
@@ -70,8 +71,8 @@ for thread in threads:
 """
 
 ONCE = """
-import json, sys
-import litellm, openai
+import asyncio, json, sys
+import langchain_openai, litellm, openai
 
 base = sys.argv[1]
 client = openai.OpenAI(base_url=base, api_key="none", max_retries=0)
@@ -88,6 +89,21 @@ whole = litellm.text_completion(
     model="text-completion-openai/words", prompt="one two", api_base=base, api_key="none"
 )
 told["litellm"] = whole.choices[0].text
+client_of_langchain = {"base_url": base, "api_key": "none"}
+told["langchain"] = langchain_openai.OpenAI(model="words", **client_of_langchain).invoke("one two")
+embedder = langchain_openai.OpenAIEmbeddings(
+    model="e0", check_embedding_ctx_length=False, **client_of_langchain
+)
+texts = [f"text {number}" for number in range(50)]
+at_once = openai.AsyncOpenAI(base_url=base, api_key="none")
+
+async def embed(text):
+    return (await at_once.embeddings.create(model="e0", input=text)).data[0].embedding
+
+async def embed_all():
+    return await asyncio.gather(*map(embed, texts))
+
+told["same vectors"] = embedder.embed_documents(texts) == asyncio.run(embed_all())
 try:
     client.chat.completions.create(model="words", messages=[{"role": "user", "content": "a"}])
 except openai.BadRequestError as error:
@@ -98,12 +114,12 @@ print(json.dumps(told))
 
 @pytest.fixture(scope="module")
 def python(request: pytest.FixtureRequest) -> Path:
-    """The interpreter of an environment with both clients."""
+    """The interpreter of an environment with the clients."""
     assert request.config.cache is not None
-    folder = Path(request.config.cache.mkdir("clients-openai-litellm"))
+    folder = Path(request.config.cache.mkdir("-".join(["clients", *CLIENTS])))
     if not (folder / "made").exists():
         subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True)
-        command = [folder / "bin" / "python", "-m", "pip", "install", "-q", "openai", "litellm"]
+        command = [folder / "bin" / "python", "-m", "pip", "install", "-q", *CLIENTS]
         subprocess.run(command, check=True)
         (folder / "made").touch()
     return folder / "bin" / "python"
@@ -180,6 +196,8 @@ def test_clients_read_models_errors_and_completions(python: Path, tmp_path: Path
         "stream": ["ONE ", "TWO ", ""],
         "text": "ONE TWO ",
         "litellm": "ONE TWO ",
+        "langchain": "ONE TWO ",
+        "same vectors": True,
     }
 
 
