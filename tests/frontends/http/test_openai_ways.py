@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from adapter.core.record import Usage
+from adapter.core.states import ModelState
 from adapter.frontends.openai import contract
 from adapter.frontends.openai.text_models import read_rows
 from tests.fakes.http_triton import Script, Talk, says
@@ -47,6 +48,7 @@ def rows_of(values: str, shape: list[int], datatype: str = "FP32") -> bytes:
     return f'{{"model_name":"m","outputs":[{{{described},"data":[{values}]}}]}}'.encode()
 
 
+PAIR = answer_of(rows_of("0.5,1.5,2,3", [2, 2]))
 GOOD = answer_of(rows_of("0.5,1.5", [1, 2]), "Content-Type: application/json")
 
 
@@ -152,6 +154,12 @@ HEADER = f"Inference-Header-Content-Length: {len(rows_of('', [1, 2]))}"
             200,
             id="base64",
         ),
+        pytest.param(says(PAIR), call(["a", "b"]), 200, id="two texts"),
+        pytest.param(says(GOOD), call([]), 400, id="no text"),
+        pytest.param(says(GOOD), call("a", encoding_format="hex"), 400, id="encoding"),
+        pytest.param(says(GOOD), call("a", dimensions=3), 400, id="dimensions"),
+        pytest.param(says(GOOD), call("a", model="nobody"), 404, id="unknown model"),
+        pytest.param(says(GOOD), call("a", "Content-Encoding: gzip"), 400, id="compressed"),
         pytest.param(says(GOOD), call("a", "Content-Encoding: identity"), 200, id="identity"),
         pytest.param(says(GOOD[:-30], GOOD[-30:]), call("a"), 200, id="in pieces"),
         pytest.param(
@@ -269,6 +277,29 @@ async def test_caller_who_leaves_has_model_held_until_answer(fields: tuple[str, 
         gate.set()
         await until(lambda: listener.in_flight() == 0)
         assert len(usage(listener).latencies) == latencies + 1
+
+
+@pytest.mark.parametrize("fields", WAYS)
+async def test_unload_waits_for_inference_in_flight(fields: tuple[str, ...]) -> None:
+    gate = asyncio.Event()
+
+    async def infer(talk: Talk) -> None:
+        await gate.wait()
+        await talk.say(GOOD)
+
+    async with known_model() as (listener, caller), asyncio.timeout(SECONDS):
+        listener.upstream.script = play(infer)
+        await caller.send(call("a", *fields))
+        await listener.upstream.asked(3)
+        unloading = listener.fakes.begin(listener.fakes.unload("m"))
+        await listener.fakes.until_state("m", ModelState.UNLOADING)
+        other = await listener.connect()
+        refusal = await other.ask(call("a", *fields))
+        assert (refusal.status, refusal.json()["error"]["code"]) == (404, "model_not_found")
+        assert not unloading.done()
+        gate.set()
+        assert (await caller.answer()).status == 200
+        await unloading
 
 
 @pytest.mark.parametrize("fields", WAYS)
