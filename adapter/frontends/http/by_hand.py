@@ -2,8 +2,8 @@
 
 A task and what it needs take a third of the CPU of a small call. Whatever has to be waited
 for but the body and the answer (the model, its config, a new connection to Triton) is left to the
-handler, which runs in a task, and so is a failure that has to be judged. The outcome of a call is
-the same on both ways (tests/frontends/http/test_openai_ways.py).
+handler, which runs in a task. A failure is judged, and a large answer is read, by a task of its
+own. A call ends alike on both ways (tests/frontends/http/test_openai_ways.py).
 """
 
 from collections.abc import Callable

@@ -45,7 +45,7 @@ FORWARDED = (
     *("Accept-Encoding", "Content-Encoding", "traceparent", "tracestate"),
     "X-Amzn-SageMaker-Custom-Attributes",
 )
-# Headers of a call by OpenAI's API that Triton gets, by which its traces and models name the call.
+# Headers of a call by OpenAI's API that Triton gets: the ids of its trace and of the request.
 FORWARDED_IDS = ("traceparent", "tracestate", "X-Request-Id")
 
 _HEADER_LENGTH = b"inference-header-content-length"

@@ -1,7 +1,8 @@
 """Serves the requests of a connection, one after the other.
 
 A planned inference is answered by hand (inference.py); any other call by the handler of its route,
-in a task beside the coroutine of the connection. Errors, counts, log lines and spans of both are
+in a task beside the coroutine of the connection, unless the handler can do without (by_hand.py).
+Errors, counts, log lines and spans of both are
 here, and nowhere else.
 """
 
