@@ -2,8 +2,7 @@
 
 A planned inference is answered by hand (inference.py); any other call by the handler of its route,
 in a task beside the coroutine of the connection, unless the handler can do without (by_hand.py).
-Errors, counts, log lines and spans of both are
-here, and nowhere else.
+Errors, counts, log lines and spans of all are here, and nowhere else.
 """
 
 from collections.abc import Awaitable, Callable
