@@ -42,6 +42,7 @@ from adapter.runtime.clock import run_to_end
 MIB = 2**20
 GPU = Device("GPU-0")
 OTHER_GPU = Device("GPU-1")
+_ARTIFACT_BYTES = 100
 
 
 @dataclass
@@ -545,9 +546,11 @@ class FakeStore:
             await asyncio.sleep(self.fetch_seconds)
             self._on_disk.add(folder)
         self.kept[folder] += 1
-        return Artifact(key, folder, folder, 100), use
+        return Artifact(key, folder, folder, _ARTIFACT_BYTES), use
 
     async def _make_room(self, limit: int, models: DiskEvictor | None) -> None:
+        if models is not None and models.bytes_that_stay() >= limit * _ARTIFACT_BYTES:
+            raise NoRoom("all files are of models that stay")
         for _ in range(40):
             if len(+self.kept) < limit:
                 return

@@ -367,9 +367,28 @@ async def test_loads_of_different_devices_do_not_wait():
         waiting = asyncio.create_task(stage.call(B))
         await asyncio.sleep(2)
         await stage.load(C)
-        assert not waiting.done()
+        assert not call.done()
         await call
         assert await waiting == "b@1"
+
+
+@played
+async def test_load_awaiting_memory_keeps_no_thread():
+    """It has run out of memory once, and has Triton's only thread for loads until then."""
+    scripts = {
+        "a": Script(600, files=240),
+        "b": Script({OTHER_GPU: 50}, declared=50, gpus=frozenset({1})),
+        "c@1": Script(500, declared=500),
+    }
+    async with Stage(scripts, devices=2, load_threads=1) as stage:
+        call = asyncio.create_task(stage.call(C, seconds=8))
+        await asyncio.sleep(3)
+        load = asyncio.create_task(stage.load(A))
+        await asyncio.sleep(2)
+        await stage.load(B)
+        assert not call.done()
+        assert await call == "c@1"
+        await load
 
 
 @played
@@ -539,6 +558,23 @@ async def test_caller_loses_its_own_model_first():
     scripts = {f"{name}@1": Script(400, declared=400) for name in "abc"}
     async with Stage(scripts) as stage:
         await stage.call(A, caller="x")
+        await asyncio.sleep(2)
+        await stage.call(B, caller="y")
+        await asyncio.sleep(2)
+        await stage.call(C, caller="y")
+        stage.check(A, C)
+
+
+@played
+async def test_new_version_keeps_the_callers_of_the_old():
+    """Otherwise each update would make a model nobody's, which others lose first."""
+    scripts = {
+        f"{name}@{version}": Script(400, declared=400) for name in "abc" for version in (1, 2)
+    }
+    async with Stage(scripts) as stage:
+        await stage.call(A, caller="x")
+        stage.store.versions["a"] += 1
+        await stage.update(A)
         await asyncio.sleep(2)
         await stage.call(B, caller="y")
         await asyncio.sleep(2)
@@ -960,6 +996,17 @@ async def test_disk_room_is_made_by_an_unload():
 
 
 @played
+async def test_disk_room_waits_for_a_model_in_use():
+    scripts = {"a@1": Script(), "b@1": Script()}
+    async with Stage(scripts) as stage:
+        stage.store.disk_limit = 1
+        call = asyncio.create_task(stage.call(A, seconds=5))
+        await asyncio.sleep(3)
+        assert await stage.call(B) == "b@1"
+        assert await call == "a@1"
+
+
+@played
 async def test_load_by_name_takes_no_callers_place():
     """V2 loads and `preload` wait for as long as it takes, so they must not keep calls out."""
     settings = StoreSettings(max_waiting=2, max_waiting_for_one=1)
@@ -1113,6 +1160,35 @@ async def test_exit_counts_that_was_silent_first():
         stage.triton.exit()
         await asyncio.sleep(20)
         stage.check(A, B)
+
+
+@played
+async def test_lost_models_return_by_their_last_use():
+    """What callers have used last they will call next. A call of another one, which was leased
+    before the exit and sent after it, is no reason for its caller to load the model as well.
+    """
+    scripts = {"a": Script(), "b": Script(), "c": Script()}
+    async with Stage(scripts, on_exit=None) as stage:
+        stage.control.desired.slots = asyncio.Semaphore(1)
+        await stage.load(A)
+        lease = stage.models.lease(A)
+        lease.begin()
+        await stage.load(B)
+        await stage.load(C)
+        stage.triton.exit()
+        assert await stage.wait_and_invoke(C) == "c"
+        stage.check(C)
+        assert isinstance(lease.end(ModelNotFound("a is not found")), ModelNotReady)
+
+
+@played
+async def test_store_model_of_a_platform_returns_to_stay():
+    settings = StoreSettings(idle_unload_seconds=20)
+    async with Stage({"a@1": Script()}, stores=settings) as stage:
+        assert await stage.control.on_demand.load(A)
+        stage.triton.exit()
+        await asyncio.sleep(60)
+        stage.check(A)
 
 
 @played
