@@ -1164,8 +1164,8 @@ async def test_exit_counts_that_was_silent_first():
 
 @played
 async def test_lost_models_return_by_their_last_use():
-    """What callers have used last they will call next. A call of another one, which was leased
-    before the exit and sent after it, is no reason for its caller to load the model as well.
+    """The model that callers have used last will be called next. Whoever has sent a call of another
+    one after the exit is not asked to load it: it comes back as well.
     """
     scripts = {"a": Script(), "b": Script(), "c": Script()}
     async with Stage(scripts, on_exit=None) as stage:

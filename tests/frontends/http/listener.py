@@ -367,7 +367,7 @@ async def opened(
             assert listener.in_flight() == listener.abandoned()
             await plane.close()
             assert listener.in_flight() == 0
-            assert (budget.held, budget.waiting) == (0, 0)
+            assert (budget.held, budget.waiting, budget.buffered) == (0, 0, 0)
             await fakes.close()
     while left := asyncio.all_tasks() - before - {asyncio.current_task()}:
         await asyncio.wait(left, timeout=10)

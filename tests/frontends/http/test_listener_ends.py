@@ -144,6 +144,18 @@ async def test_new_caller_gets_the_place_of_one_disconnected(path):
         listener.gate.set()
 
 
+async def test_unused_connection_makes_room_before_a_used_one():
+    """Its client has less to lose: the other one keeps its connection for the next request."""
+    async with opened(limits=LONG, connections=Connections(2)) as listener:
+        used = await listener.connect()
+        assert (await used.ask(request(PLANNED))).status == 200
+        unused = await listener.connect()
+        await until(lambda: len(listener.server._connections) == 2)
+        assert (await (await listener.connect()).ask(request(PLANNED))).status == 200
+        assert await unused.rest() == b""
+        assert (await used.ask(request(PLANNED))).status == 200
+
+
 async def test_new_caller_keeps_its_place_before_one_disconnected():
     """It has not sent its request yet, which comes a moment later."""
     async with opened(limits=LONG, connections=Connections(2)) as listener:
@@ -472,6 +484,15 @@ async def test_possibly_delivered_call_is_not_sent_again(listener):
     assert NOT_STARTED.lower() not in found.headers
     assert len(listener.upstream.requests) == 2
     assert (await caller.ask(request(HANDLED))).status == 200
+
+
+async def test_short_answer_that_breaks_off_is_refused(listener, caller):
+    """It is written once it is whole, and what there was of it keeps no room."""
+    broken = b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\nab"
+    listener.upstream.script = says(broken, closes=True)
+    found = await caller.ask(request(PLANNED))
+    assert found.refusal == (503, "BackendUnavailable")
+    assert listener.budget.buffered == 0
 
 
 async def test_an_answer_that_breaks_off_closes_the_connection(listener, caller, caplog):
