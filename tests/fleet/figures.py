@@ -42,22 +42,16 @@ class Figure:
 class Figures:
     ratios: list[Ratio] = field(default_factory=list)
     figures: list[Figure] = field(default_factory=list)
-    is_written: bool = False  # as soon as there is one more
 
     def add(self, what: str, target: str, measured: str, *, is_met: bool) -> None:
         """Note a figure, and print it."""
         self.figures.append(Figure(what, target, measured, is_met))
-        self._say(f"{what}: {measured} ({target}: {'met' if is_met else 'MISSED'})")
+        verdict = "met" if is_met else "MISSED"
+        sys.stdout.write(f"\n{what}: {measured} ({target}: {verdict})\n")
 
     def add_ratio(self, ratio: Ratio) -> None:
         self.ratios.append(ratio)
-        self._say(str(ratio))
-
-    def _say(self, text: str) -> None:
-        sys.stdout.write(f"\n{text}\n")
-        sys.stdout.flush()
-        if self.is_written:
-            self.write()
+        sys.stdout.write(f"\n{ratio}\n")
 
     def write(self) -> None:
         """Write the data and the page. Nothing older stays: all figures are of one run."""

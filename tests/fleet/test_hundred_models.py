@@ -30,8 +30,11 @@ BETWEEN = 175
 
 
 @pytest.fixture(scope="module")
-def figures() -> Figures:
-    return Figures(is_written=bool(os.environ.get("FLEET_FIGURES")))
+def figures() -> Iterator[Figures]:
+    figures = Figures()
+    yield figures
+    if os.environ.get("FLEET_FIGURES"):
+        figures.write()
 
 
 @pytest.fixture(scope="module", autouse=True)
