@@ -93,7 +93,7 @@ def write_calling(folder: Path, helper: str) -> Path:
 
 
 def pack(folder: Path, archive: Path) -> Path:
-    """By the archive's name."""
+    """Pack a folder as the name of the archive says."""
     if archive.suffix == ".zip":
         with zipfile.ZipFile(archive, "w") as packed:
             for path in sorted(folder.rglob("*")):

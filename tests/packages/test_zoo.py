@@ -304,7 +304,7 @@ def visitor(zoo: RunningAdapter) -> Iterator[Client]:
 def test_broken_package_is_refused_without_trace(
     zoo: RunningAdapter, visitor: Client, package: Path, animal: Animal
 ) -> None:
-    """By the file and the reason."""
+    """Refuse it by the file and the reason."""
     given = animal.make(package)
     hints = given if isinstance(given, dict) else {}
     url = package if given is None or hints else given

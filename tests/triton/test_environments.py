@@ -51,15 +51,6 @@ def test_any_other_place_is_not_triton_s(place, form):
         assert find_environment(pid, 0) is None
 
 
-def test_what_was_noted_is_removed_once(place, tmp_path):
-    notes = tmp_path / "notes"
-    note_environment(notes, place)
-    remove_environments(notes)
-    assert not place.exists()
-    assert not notes.exists()
-    remove_environments(notes)
-
-
 @pytest.mark.parametrize("is_link", [False, True])
 def test_another_folder_of_the_same_name_stays(place, tmp_path, is_link):
     note_environment(notes := tmp_path / "notes", place)

@@ -21,7 +21,6 @@ from adapter.errors import (
     InferenceFailed,
     InvalidRequest,
     ModelNotFound,
-    NotTaken,
     Overloaded,
 )
 from adapter.frontends.grpc.messages import forwarded
@@ -136,24 +135,6 @@ async def test_caller_leaving_at_failure_leaves_nothing():
         await until(lambda: held.state == LeaseState.ENDED)
     gc.collect()
     assert complaints == []
-
-
-async def test_departing_triton_ends_abandoned_requests():
-    begun = asyncio.Event()
-
-    async def act(_: bytes, context: Any) -> bytes:
-        begun.set()
-        await context.abort(grpc.StatusCode.UNAVAILABLE, "Socket closed")
-        return b""
-
-    held = lease()
-    async with dataplane_to(act) as dataplane:
-        asked = asyncio.create_task(dataplane.call(call_with(), b"", held))
-        await asyncio.sleep(0)
-        asked.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await asked
-        await until(lambda: held.state == LeaseState.ENDED)
 
 
 @pytest.mark.parametrize(
@@ -457,20 +438,3 @@ async def test_streams_answers_are_read_without_a_reader():
         await stream.write(b"ab")
         await until(lambda: len(sent) == 64)
         assert len([message async for message in stream.messages()]) == 64
-
-
-async def test_unread_stream_is_cut_and_read_out():
-    sent: list[int] = []
-    held, cut = lease(), asyncio.Event()
-    call = RpcCall("ModelStreamInfer", (), None, cut.set)
-    async with dataplane_to(many(64, 2**18, sent), unread_bytes=2**20) as dataplane:
-        async with dataplane.stream(call, held) as stream:
-            messages = stream.messages()
-            await stream.write(b"ab")
-            assert len(await anext(messages)) == 2**18
-            async with asyncio.timeout(30):
-                await cut.wait()
-            with pytest.raises(NotTaken, match="reads too slowly"):
-                await anext(messages)
-        await until(lambda: len(sent) == 64)
-    assert held.state == LeaseState.ENDED

@@ -143,15 +143,6 @@ async def test_answered_body_is_taken_no_further():
 # -- answers ------------------------------------------------------------------------------------
 
 
-async def test_informational_answers_are_passed_over():
-    first = b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nX-A: 1\r\n\r\n"
-    async with served(says(first + OK)) as (plane, _):
-        async with plane.forward(post(), None) as answer:
-            assert (answer.status, "X-A" in answer.headers) == (200, False)
-            assert await answer.read() == b"{}"
-        assert connections(plane) == "<Pool: 1 connections, 1 idle>"
-
-
 @pytest.mark.parametrize("status", [204, 304])
 async def test_some_statuses_have_no_body(status):
     call = V2Call("GET", "/health/live", {}, is_probe=True)
@@ -159,15 +150,6 @@ async def test_some_statuses_have_no_body(status):
         async with plane.forward(call, None) as answer:
             assert (answer.status, await answer.read()) == (status, b"")
         assert connections(plane) == "<Pool: 1 connections, 1 idle>"
-
-
-@pytest.mark.parametrize("version", [b"1.0", b"1.1"])
-async def test_answer_without_length_lasts_until_close(version):
-    raw = b"HTTP/%s 200 OK\r\n\r\n" % version
-    async with served(says(raw, b"abc", b"def", closes=True)) as (plane, _):
-        assert await ask(plane) == b"abcdef"
-        assert await ask(plane) == b"abcdef"
-        assert connections(plane) == "<Pool: 0 connections, 0 idle>"
 
 
 @rows(

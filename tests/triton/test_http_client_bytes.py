@@ -298,27 +298,6 @@ def test_earlier_answer_is_bytes_within_a_body(inner, before, behind):
     played(play)
 
 
-@pytest.mark.parametrize("stray", [b"\r\n", b"HTTP/1.1 200 OK\r\n"])
-def test_any_byte_between_two_calls_ends_the_connection(stray):
-    async def play(connection, wire, taken):
-        connection.data_received(b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\na")
-        assert taken.body == b"a"
-        connection.data_received(stray)
-        assert wire.is_aborted
-
-    played(play)
-
-
-def test_unawaited_unheld_answer_ends_the_connection():
-    async def play(connection, wire, taken):
-        connection.leave(taken, None)
-        assert wire.is_aborted
-        connection.data_received(b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\na")
-        assert not taken.has_answer
-
-    played(play)
-
-
 def test_who_leaves_late_leaves_the_next_call_alone():
     async def play(connection, wire, first):
         connection.data_received(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")

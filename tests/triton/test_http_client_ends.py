@@ -1,16 +1,13 @@
 """How calls to Triton end early: connections lost, answers too late, callers that give up."""
 
 import asyncio
-import random
 import socket
-from contextlib import suppress
 
 import pytest
 
-from adapter.errors import BackendError, BackendTimeout, BackendUnavailable
+from adapter.errors import BackendTimeout, BackendUnavailable
 from tests.cases import rows
 from tests.fakes.http_triton import (
-    OK,
     ask,
     pieces_of,
     post,
@@ -127,29 +124,3 @@ async def test_half_read_answer_closes_the_connection():
             assert answer.status == 200
         await upstream.talks[0].ended.wait()
     assert len(upstream.requests) == 1
-
-
-async def test_pool_keeps_count_whatever_happens():
-    chance = random.Random(7)
-
-    async def script(talk):
-        act = chance.choice(["ok", "ok", "close", "cut", "reset", "garbage"])
-        if act == "ok":
-            await talk.say(OK)
-        elif act == "garbage":
-            await talk.say(b"\0")
-        else:
-            await talk.say(CHUNKED + b"1\r\na\r\n" if act == "cut" else b"")
-            talk.writer.transport.abort() if act == "reset" else talk.writer.close()
-
-    async def one(plane):
-        for _ in range(30):
-            body = chance.choice([b"{}", pieces_of(b"{", b"}")])
-            with suppress(BackendError, TimeoutError):
-                async with asyncio.timeout(chance.choice([10, 10, 0.0005])):
-                    assert await ask(plane, post(body)) == b"{}"
-
-    async with served(script) as (plane, _):
-        await asyncio.gather(*(one(plane) for _ in range(8)))
-        in_use = plane._pool.connections - set(plane._pool.unused)
-        assert all(connection.transport.is_closing() for connection in in_use)

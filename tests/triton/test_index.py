@@ -32,11 +32,6 @@ def test_an_entry_of_any_length_is_found(size):
     assert select_in_state(index(("m", "READY", "x" * size)), ["m"], PRESENT) == {"m"}
 
 
-def test_model_with_differing_versions_has_each_state():
-    both = index(("m", "UNAVAILABLE", "unloaded"), ("m", "UNLOADING", ""))
-    assert select_in_state(both, ["m"], PRESENT) == {"m"}
-
-
 def test_text_like_an_entry_hides_none():
     forged = pb.RepositoryIndexResponse()
     forged.models.add(name="m", version="1", state="UNAVAILABLE")

@@ -10,7 +10,6 @@ import pytest
 
 from adapter.triton.server.process import NotStarted, ServerProcess
 from adapter.triton.server.processes import family, kill
-from tests.processes import suspend
 
 _DAEMON = """
 import os, signal, sys, time
@@ -90,15 +89,6 @@ async def test_sigterm_reaches_it(tmp_path):
     pids = descendants(server.keeper)
     await server.stop(60)
     assert await server.wait() == "exited with 3"
-    assert not [pid for pid in pids if is_there(pid)]
-
-
-async def test_it_is_killed_though_it_stands_still(tmp_path):
-    server = await daemonising(tmp_path / "end")
-    pids = descendants(server.keeper)
-    suspend(server.server)
-    server.kill()
-    assert await server.wait() == "was killed by SIGKILL"
     assert not [pid for pid in pids if is_there(pid)]
 
 

@@ -1,24 +1,12 @@
 """Which source is believed when the choice is ours: GPUs over the host, and NVML first."""
 
-import logging
-
 import pynvml
 import pytest
-import pytest_asyncio
 
 from adapter.core.memory import HOST
-from tests.fakes.memory_place import GONE, RETRY, Place, told
+from tests.fakes.memory_place import GONE, RETRY, told
 from tests.fakes.metrics_endpoint import MIB
 from tests.fakes.nvml import FakeGpu
-
-
-@pytest_asyncio.fixture
-async def place(tmp_path, caplog):
-    caplog.set_level(logging.INFO)
-    place = Place(tmp_path)
-    await place.endpoint.start()
-    yield place
-    await place.close()
 
 
 async def test_nvml_goes_first(place, caplog):
@@ -30,32 +18,7 @@ async def test_nvml_goes_first(place, caplog):
     assert memory.last is reading
     await memory.read()
     assert told(caplog) == [("none", "nvml", "NVML answers")]
-
-
-async def test_metrics_are_not_asked_while_nvml_answers(place):
-    place.add_gpu()
-    memory = place.choose("auto")
-    await memory.read()
-    await memory.read()
     assert place.endpoint.asked == 1
-
-
-async def test_tritons_metrics_take_over_and_nvml_takes_back(place, caplog):
-    place.add_gpu()
-    memory = place.choose("auto")
-    await memory.read()
-    place.lose_nvml()
-    reading = await memory.read()
-    assert (reading.used, memory.source) == ({"GPU-a": 2 * MIB}, "triton")
-    place.nvml.missing = None
-    place.now += RETRY - 0.1
-    assert (await memory.read()).source == "triton"
-    place.now += 0.1
-    assert (await memory.read()).source == "nvml"
-    assert told(caplog)[1:] == [
-        ("nvml", "triton", "NVML says: Uninitialized"),
-        ("triton", "nvml", "NVML answers"),
-    ]
 
 
 async def test_nvml_is_tried_every_5_seconds(place):
@@ -83,22 +46,6 @@ async def test_gpus_are_never_exchanged_for_the_host(place, caplog):
     (_, change) = told(caplog)
     assert change[:2] == ("nvml", "none")
     assert change[2].startswith("nvml: NVML says: Uninitialized; triton: the metrics endpoint")
-
-
-async def test_gpu_reporting_zero_is_not_replaced_by_host(place):
-    place.nvml.missing = GONE
-    place.endpoint.total, place.endpoint.used = {"GPU-a": 0}, {"GPU-a": 0}
-    assert await place.choose("auto").read() is None
-
-
-async def test_unlabelled_gpus_are_not_replaced_by_host(place):
-    place.add_gpu("GPU-a", is_labelled=False)
-    place.add_gpu("GPU-b", is_labelled=False)
-    memory = place.choose("auto")
-    assert await memory.read() is None
-    place.add_gpu("GPU-b", is_visible=False)
-    place.now += RETRY
-    assert set((await memory.read()).devices) == {"GPU-b"}
 
 
 async def test_troubled_driver_does_not_mean_no_gpus(place):

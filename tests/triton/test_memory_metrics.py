@@ -139,9 +139,3 @@ async def test_before_triton_is_up_there_is_no_endpoint():
     assert await metrics.read() is None
     assert metrics.why == "the metrics endpoint cannot be reached: Triton is not up yet"
     await metrics.close()
-
-
-async def test_one_connection_serves_many_readings(endpoint, metrics):
-    for _ in range(3):
-        await metrics.read()
-    assert (endpoint.asked, endpoint.connections) == (3, 1)

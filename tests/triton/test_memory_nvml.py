@@ -35,7 +35,9 @@ async def test_without_labels_several_gpus_are_unknown():
     [
         (pynvml.NVMLError_LibraryNotFound(), "NVML says: NVML Shared Library Not Found"),
         (pynvml.NVMLError_DriverNotLoaded(), "NVML says: Driver Not Loaded"),
+        (None, "no GPU is visible"),
     ],
+    ids=["no library", "no driver", "no GPU"],
 )
 async def test_without_a_driver_there_are_no_gpus(error, reason):
     nvml = FakeNvml()
@@ -43,12 +45,6 @@ async def test_without_a_driver_there_are_no_gpus(error, reason):
     memory = reader(nvml)
     assert await memory.read() is None
     assert (memory.why, memory.has_gpus) == (reason, False)
-
-
-async def test_driver_without_gpus_says_so():
-    memory = reader(FakeNvml())
-    assert await memory.read() is None
-    assert (memory.why, memory.has_gpus) == ("no GPU is visible", False)
 
 
 async def test_other_failures_leave_gpus_open():

@@ -1,22 +1,11 @@
 """A source that is set, and what every source has in common."""
 
 import asyncio
-import logging
 
 import pytest
-import pytest_asyncio
 
-from tests.fakes.memory_place import GONE, RETRY, Place, told
+from tests.fakes.memory_place import GONE, RETRY, told
 from tests.fakes.metrics_endpoint import MIB
-
-
-@pytest_asyncio.fixture
-async def place(tmp_path, caplog):
-    caplog.set_level(logging.INFO)
-    place = Place(tmp_path)
-    await place.endpoint.start()
-    yield place
-    await place.close()
 
 
 @pytest.mark.parametrize(

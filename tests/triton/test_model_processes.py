@@ -65,17 +65,6 @@ def test_stubs_children_are_of_its_model(machine, processes):
     assert processes.owners() == {SERVER: None, 20: "a", 30: "b", 40: "a", 50: "a"}
 
 
-def test_orphan_stays_of_its_stubs_model(machine, processes):
-    machine.start(40, 20)
-    daemon = machine.start(50, 40)
-    processes.owners()
-    machine.end(40)
-    later = machine.start(60, 50)
-    machine.end(20)
-    assert processes.claim(["a"]) == {daemon, later}
-    assert processes.claim(["b"]) == {ProcessId(30, 30)}
-
-
 def test_ending_stub_stays_of_its_model(machine, processes):
     stub = ProcessId(20, 20)
     assert processes.owners()[20] == "a"
@@ -94,13 +83,6 @@ def test_reused_pid_is_another_process(machine, processes):
     processes.owners()
     machine.start(50, KEEPER)
     assert processes.owners()[50] is None
-
-
-def test_unattributed_process_is_the_only_models(machine, processes):
-    machine.end(30)
-    unknown = machine.start(50, KEEPER)
-    assert processes.owners()[50] == "a"
-    assert unknown in processes.claim(["a"])
 
 
 def test_shared_process_is_abandoned_without_both_stubs(machine, processes):

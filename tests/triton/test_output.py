@@ -37,18 +37,6 @@ def logged(caplog):
     return [r.line for r in caplog.records if r.message == "triton.log"]
 
 
-def test_lines_are_logged_with_their_level(printer, caplog):
-    printer.print(b"I1121 10:00:00 all well\nE1121 10:00:01 not well\nplain\nbegun")
-    printer.finish()
-    assert logged(caplog) == [
-        "I1121 10:00:00 all well",
-        "E1121 10:00:01 not well",
-        "plain",
-        "begun",
-    ]
-    assert [r.levelname for r in caplog.records] == ["INFO", "ERROR", "INFO", "INFO"]
-
-
 TABLE = """\
 I1122 11:34:46.539640 17015 server.cc:631]\x20
 +---------+------+
