@@ -116,6 +116,26 @@ async def test_watched_triton_is_noticed_going_and_returning(triton, port, caplo
 
 
 @real
+async def test_quick_restart_of_triton_is_noticed(triton, port):
+    relay = Relay(triton.grpc_address, port)
+    await relay.open()
+    control = made(f"127.0.0.1:{relay.port}")
+    watch = asyncio.create_task(control.monitor())
+    await until(lambda: control.lives == 1)
+    probes = control.answers
+    await until(lambda: control.answers > probes)  # the next is half a second away
+    await relay.close()
+    await relay.open()
+    await until(lambda: not control.live)
+    await until(lambda: control.lives == 2)
+    assert control.live is True
+    watch.cancel()
+    await asyncio.wait({watch})
+    await control.close()
+    await relay.close()
+
+
+@real
 async def test_connection_broken_during_call_may_have_delivered(controlled, triton, port, gate):
     controlled.put("m", initialize=gate.statements)
     relay = Relay(triton.grpc_address, port)

@@ -56,13 +56,9 @@ class Script:
     fault: str = ""  # of its files
     failure: str = ""  # of its load
     load_ends_triton: bool = False
-    request_ends_triton: bool = False
     hangs: bool = False
     is_python: bool = False
-    can_run_beside: bool = True
     request_runs_out: bool = False
-    takes_early: bool = False  # takes its memory as soon as the load begins
-    warm_up_failure: str = ""
     has_warm_up: bool = False  # its config has a model_warmup
     reported: int | None = None  # MiB of GPU-0, by Triton's own report
     gpus: frozenset[int] | None = frozenset({0})
@@ -93,7 +89,6 @@ class Loaded:
     size: Bytes
     process: ProcessId | None = None
     has_died: bool = False
-    has_vanished: bool = False
     killed: asyncio.Event = field(default_factory=asyncio.Event)
 
 
@@ -168,8 +163,7 @@ class FakeTriton:
             if script.failure:
                 raise LoadFailed(script.failure)
             for device, size in model.size.items():
-                needed_bytes = 0 if script.takes_early else size
-                if self.used[device] + needed_bytes > self.device_bytes:
+                if self.used[device] + size > self.device_bytes:
                     raise OutOfMemory(
                         f"{name}: CUDA out of memory",
                         matched="CUDA out of memory",
@@ -226,8 +220,6 @@ class FakeTriton:
         model = self.loaded[name]
         if model.has_died:
             raise StubDied("Stub process is not healthy.", suspected="not healthy")
-        if model.script.warm_up_failure:
-            raise InferenceFailed(model.script.warm_up_failure)
         return None
 
     async def gpu_bytes(self, name: TritonName) -> GpuBytes:
@@ -324,8 +316,7 @@ class FakeTriton:
         used = {device: self.base_bytes + self.growth[device] for device in self.devices}
         if self.pid is None:
             return dict.fromkeys(self.devices, 0)
-        early = [model for model in self.loading.values() if model.script.takes_early]
-        for model in [*early, *self.loaded.values(), *self.unloading.values()]:
+        for model in [*self.loaded.values(), *self.unloading.values()]:
             if model.has_died:
                 continue  # its process has freed it
             for device, size in model.size.items():
@@ -361,9 +352,6 @@ class FakeTriton:
         if model.has_died:
             raise StubDied("Stub process is not healthy.", suspected="not healthy")
         await self._work(seconds)
-        if model.script.request_ends_triton:
-            self.exit()
-            raise BackendUnavailable("connection closed", delivered=True)
         if model.script.request_runs_out:
             raise OutOfMemory(
                 "CUDA out of memory. Tried to allocate 500 MiB",
@@ -373,8 +361,6 @@ class FakeTriton:
                 was_tried=True,
                 model_id=record.id,
             )
-        if model.has_vanished:
-            raise ModelNotFound(f"{record.name} is not found", model_id=record.id)
         if self.loaded.get(record.name) is not model and not model.has_died:
             raise InferenceFailed(f"{record.name} was unloaded under a request")
         return model.folder
@@ -451,9 +437,7 @@ class FakePackages:
     def __init__(self, triton: FakeTriton) -> None:
         self.left_behind: list[StagedModel] = []
         self.confirm_seconds = 0.001
-        self.remove_seconds = 0.001
         self.confirmed: dict[TritonName, Bytes] = {}
-        self.changed: set[str] = set()
         self._triton = triton
 
     async def prepare(self, name: TritonName, model_id: ModelId, source: ModelSource) -> Package:
@@ -463,9 +447,7 @@ class FakePackages:
             raise InvalidModel(script.fault, model_id=model_id)
         total = sum(script.bytes_on(None).values())
         files_bytes = total // 2 if script.files is None else script.files * MIB
-        config_text = "" if script.can_run_beside else "sequence_batching {}"
-        if script.has_warm_up:
-            config_text += "model_warmup {}"
+        config_text = "model_warmup {}" if script.has_warm_up else ""
         part = ModelPart(source.url, Role.ENTRY, config_text, ())
         return Package(
             root=source.url,
@@ -479,7 +461,7 @@ class FakePackages:
         )
 
     async def has_changed(self, source: ModelSource, content_key: str, since: float) -> bool:
-        return source.url in self.changed
+        return False
 
     async def place(
         self, name: TritonName, model_id: ModelId, package: Package, gpu: int | None = None
@@ -498,7 +480,7 @@ class FakePackages:
         self.confirmed[name] = dict(held)
 
     async def remove(self, name: TritonName) -> None:
-        await asyncio.sleep(self.remove_seconds)
+        await asyncio.sleep(0.001)
         assert name not in self._triton.loaded, f"{name} is removed under Triton"
         self._triton.repository.pop(name, None)
 

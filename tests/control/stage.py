@@ -67,10 +67,7 @@ class Stage:
         places_gpus: bool = False,
         stores: StoreSettings | None = None,
         mesh_default_mib: int | None = None,
-        has_store: bool = True,
         load_threads: int = 4,
-        warm_up_seconds: float | None = None,
-        process_limit_mib: int | None = None,
     ) -> None:
         self.triton = FakeTriton(scripts, device_mib, devices)
         self.packages = FakePackages(self.triton)
@@ -81,17 +78,16 @@ class Stage:
             self.triton,
             self.triton if is_embedded else None,
             self.triton if is_embedded else NoProcesses(),
-            artifacts=self.store if has_store else None,
+            artifacts=self.store,
         )
         default = None if mesh_default_mib is None else mesh_default_mib * MIB
         memory = MemorySettings(
             None if limit_mib is None else limit_mib * MIB,
-            process_limits={} if process_limit_mib is None else {0: process_limit_mib * MIB},
             places_gpus=places_gpus,
             mesh_default_bytes=default,
         )
         settings = Settings(
-            TimeLimits(load=load_seconds, warm_up=warm_up_seconds),
+            TimeLimits(load=load_seconds),
             memory,
             stores or StoreSettings(),
             on_exit,

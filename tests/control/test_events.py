@@ -4,8 +4,6 @@ import asyncio
 import logging
 
 from adapter.control.ports import StoreSettings
-from adapter.core.record import Step
-from adapter.core.sizes import Basis
 from tests.control.fakes import MIB, Script
 from tests.control.stage import A, B, C, Stage, played
 
@@ -32,43 +30,6 @@ def test_eviction_tells_for_whom(caplog):
     [unloading] = find(caplog, "model.unloading")
     assert (unloading.evicted, unloading.evicted_for) == ("room", "b")
     assert "1 call x" in unloading.worth
-
-
-def test_wait_names_the_models_before_it(caplog):
-    """/debug/state and `ps` show whom a load waits for, and so does its line."""
-    caplog.set_level(logging.INFO)
-
-    @played
-    async def sequence():
-        async with Stage({"a": Script(load_seconds=9), "b": Script()}) as stage:
-            first = asyncio.create_task(stage.load(A))
-            await asyncio.sleep(2)
-            second = asyncio.create_task(stage.load(B))
-            await asyncio.sleep(2)
-            [waiting] = stage.control.registry.records_of(B)
-            assert (waiting.step, waiting.blockers) == (Step.TURN, ("a",))
-            await asyncio.gather(first, second)
-
-    sequence()
-    [line] = find(caplog, "model.load_waits")
-    assert (line.model_id, line.waits_for, line.awaits) == ("b", "turn", ["a"])
-
-
-def test_basis_of_a_need_has_one_word(caplog):
-    """The log and the label of the metric have the word of /debug/state."""
-    caplog.set_level(logging.DEBUG)
-
-    @played
-    async def sequence():
-        async with Stage({"a": Script(300, files=200)}) as stage:
-            record = await stage.load(A)
-            assert record.basis is Basis.FILES
-            page, _ = stage.metrics.page("")
-            assert b'prediction_ratio_count{basis="disk"} 1.0' in page
-
-    sequence()
-    [line] = find(caplog, "model.admitted")
-    assert line.basis == "disk"
 
 
 def test_replaced_version_counts_as_evicted(caplog):
@@ -133,7 +94,8 @@ def test_report_of_triton_that_differs_is_logged(caplog):
         async with Stage(scripts) as stage:
             await stage.load(C)  # the first load makes a CUDA context as well
             for model_id in (A, B, A):
-                await stage.load(model_id)
+                record = await stage.load(model_id)
+                assert stage.control.state.size_of(record).is_reported
                 await stage.models.unload(model_id)
 
     sequence()

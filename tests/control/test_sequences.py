@@ -133,25 +133,6 @@ async def test_nothing_is_evicted_in_vain():
 
 
 @played
-async def test_load_beyond_the_device_evicts_nothing():
-    """This holds for each contract, also while ModelMesh is about to make room."""
-    scripts = {name: Script(500, declared=500) for name in ("a@1", "b")}
-    scripts |= {name: Script(1200, declared=1200) for name in ("big", "c@1")}
-    big = ModelId("big")
-    async with Stage(scripts, mesh_default_mib=100) as stage:
-        stage.control.mesh.start(900 * MIB)
-        await stage.call(A)
-        stage.control.mesh.count(A, 1000 * MIB)
-        assert stage.control.mesh.is_evicting
-        await fails(stage.load(big), ModelTooLarge)
-        await fails(stage.models.load(big, ModelSource("big"), RoomMaker.MESH), ModelTooLarge)
-        await fails(stage.replace(big, "big"), ModelTooLarge)
-        await fails(stage.replace(A, "big"), ModelTooLarge)
-        await fails(stage.call(C), ModelTooLarge)
-        stage.check(A)
-
-
-@played
 async def test_load_is_retried_after_oom():
     """The files say 200 MiB, and the model takes 400."""
     scripts = {
@@ -250,18 +231,6 @@ async def test_eviction_ends_an_update():
 
 
 @played
-async def test_guessed_needs_are_loaded_one_at_a_time():
-    """Each would be admitted by its files, and both together do not fit."""
-    scripts = {"a": Script(600, files=100), "b": Script(600, files=100)}
-    async with Stage(scripts) as stage:
-        results = await asyncio.gather(stage.load(A), stage.load(B), return_exceptions=True)
-        assert sum(isinstance(one, Exception) for one in results) == 1
-        failures = [one for one in results if isinstance(one, Exception)]
-        assert isinstance(failures[0], InsufficientMemory | OutOfMemory)
-        assert len(stage.triton.loaded) == 1
-
-
-@played
 async def test_known_need_passes_a_load_awaiting_its_turn():
     """The second guess waits for the first load, and not for memory: it holds up nobody."""
     scripts = {
@@ -305,21 +274,6 @@ async def test_slow_guesses_at_once_keep_the_limit():
         refusals = [result for result in results if isinstance(result, Exception)]
         assert [type(refusal) for refusal in refusals] == [InsufficientMemory] * 3
         assert len(stage.triton.loaded) == 4
-
-
-@played
-async def test_load_ends_when_it_passes_a_limit():
-    """The device has more than the limit, so nothing but the adapter ends the load."""
-    scripts = {"a": Script(300, declared=300), "b": Script(500, files=100)}
-    async with Stage(scripts, limit_mib=600) as stage:
-        await stage.load(A)
-        error = await fails(stage.load(B), InsufficientMemory)
-        # the load had ended: all that it took is known, and no bound
-        assert "needs 500.0 MiB, where 290.0 MiB were free" in str(error)
-        assert error.figures.needs_more_than_bytes is None
-        stage.check(A)
-        await stage.models.unload(A)
-        await stage.load(B)
 
 
 @played
@@ -401,19 +355,6 @@ async def test_lagging_readings_are_booked_late():
         assert stage.control.ledger.models
         await stage.models.unload(A)
         await stage.load(B)
-
-
-@played
-async def test_load_ends_amid_when_it_passes_a_limit():
-    """A python model that takes too much is ended before the kernel ends more."""
-    script = Script(700, files=50, is_python=True, takes_early=True, load_seconds=60)
-    async with Stage({"a": Script(100, declared=100), "b": script}, limit_mib=600) as stage:
-        await stage.load(A)
-        started_at = asyncio.get_running_loop().time()
-        error = await fails(stage.load(B), InsufficientMemory)
-        assert asyncio.get_running_loop().time() - started_at < 10
-        assert error.was_tried
-        stage.check(A)
 
 
 @played
@@ -695,24 +636,6 @@ async def test_model_is_dead_without_one_of_its_processes():
 
 
 @played
-async def test_idle_models_make_room_for_an_inference():
-    scripts = {"a": Script(200), "b@1": Script(300), "c@1": Script(200, request_runs_out=True)}
-    async with Stage(scripts) as stage:
-        await stage.load(A)
-        await stage.call(B)
-        on_demand = stage.control.on_demand
-        lease, _ = await on_demand.wait_for_lease(C, on_demand.key_of("c"))
-        lease.begin()
-        with pytest.raises(OutOfMemory) as caught:
-            await stage.triton.infer(lease.record)
-        judged = await lease.judge(caught.value)
-        lease.end(judged)
-        assert isinstance(judged, OutOfMemory)
-        assert await on_demand.make_room(judged)
-        stage.check(A, C)
-
-
-@played
 async def test_inference_evicts_no_model_of_other_callers():
     """A text about memory costs nobody else a model that he uses."""
     scripts = {"b@1": Script(300), "c@1": Script(200, request_runs_out=True)}
@@ -755,30 +678,6 @@ async def test_vanished_model_comes_back_by_setting():
         assert await stage.wait_and_invoke(A) == "a"
         events = [str(event) for event in stage.metrics.history.latest()]
         assert any("loaded again by the adapter: a" in event for event in events), events
-
-
-@played
-async def test_metadata_is_no_work():
-    """Whoever asks for metadata again and again does not make a model suspect, or used."""
-    async with Stage({"a": Script()}) as stage:
-        record = await stage.load(A)
-        used_at = record.usage.used_at
-        at_work = stage.control.watcher.at_work
-        now = asyncio.get_running_loop().time
-        lease = stage.models.lease(A)
-        lease.is_inference = False
-        with lease:
-            await asyncio.sleep(1)
-            assert record.usage.in_flight == 1
-            assert at_work.collect(now()) == {}
-            call = asyncio.create_task(stage.invoke(A, seconds=2))
-            await asyncio.sleep(1)
-        await asyncio.sleep(0.5)
-        [work] = at_work.collect(now()).values()
-        assert 1.4 < work.seconds < 1.6
-        await call
-        assert record.usage.served == 1
-        assert record.usage.used_at >= used_at + 1
 
 
 # -- updates ------------------------------------------------------------------------------------
@@ -861,20 +760,6 @@ async def test_update_in_place_lets_calls_wait():
 
 
 @played
-async def test_update_of_a_store_model_goes_back():
-    """The store has lost the old version when the new one fails: it comes back from disk."""
-    scripts = {
-        "a@1": Script(600),
-        "a@2": Script(600, declared=600, failure="bad weights"),
-    }
-    async with Stage(scripts) as stage:
-        await stage.call(A)
-        stage.store.versions["a"] += 1
-        await fails(stage.update(A), LoadFailed)
-        assert await stage.invoke(A) == "a@1"
-
-
-@played
 async def test_call_amid_a_failed_update_is_answered():
     """The old version comes back, so the failure of the new one is no call's."""
     scripts = {
@@ -939,21 +824,6 @@ async def test_load_of_unchanged_files_keeps_the_model():
 
 
 @played
-async def test_disk_room_for_an_update_unloads_nothing():
-    """The version that serves is as good as another model's."""
-    settings = StoreSettings(revalidate_seconds=2)
-    scripts = {"a@1": Script(100), "a@2": Script(100), "b@1": Script(100)}
-    async with Stage(scripts, stores=settings) as stage:
-        stage.store.disk_limit = 2
-        await stage.call(A)
-        await stage.call(B)
-        stage.store.versions["a"] += 1
-        await asyncio.sleep(10)
-        assert await stage.call(A) == "a@1"
-        stage.check(A, B)
-
-
-@played
 async def test_calls_load_a_few_models_at_a_time():
     """A caller waits for no more than the loads in progress, whatever others ask for."""
     names = [ModelId(f"m{number}") for number in range(6)]
@@ -982,17 +852,6 @@ async def test_triton_exits_amid_an_update_in_place():
 
 
 # -- names of stores ----------------------------------------------------------------------------
-
-
-@played
-async def test_disk_room_is_made_by_an_unload():
-    scripts = {f"{name}@1": Script() for name in "abc"}
-    async with Stage(scripts) as stage:
-        stage.store.disk_limit = 2
-        await stage.call(A)
-        await stage.call(B)
-        await stage.call(C)
-        stage.check(B, C)
 
 
 @played
@@ -1062,6 +921,9 @@ async def test_other_key_of_a_loaded_model_is_refused():
             on_demand.lease(A, ArtifactKey("", "a.tar.gz"))
 
 
+# -- Triton's exits -----------------------------------------------------------------------------
+
+
 @played
 async def test_idle_model_is_unloaded():
     settings = StoreSettings(idle_unload_seconds=20, pin=("b",))
@@ -1072,9 +934,6 @@ async def test_idle_model_is_unloaded():
         await asyncio.sleep(30)
         stage.check(B, C)
         assert stage.models.unloader.journal.evictions["idle"] == 1
-
-
-# -- Triton's exits -----------------------------------------------------------------------------
 
 
 @played
@@ -1204,21 +1063,6 @@ async def test_triton_exits_during_a_fetch():
 
 
 @played
-async def test_person_may_try_model_that_is_given_up():
-    async with Stage({"a": Script(load_ends_triton=True), "b": Script()}) as stage:
-        stage.control.desired.want({A: ModelSource("a")})
-        await asyncio.sleep(120)
-        assert stage.triton.exits == 4  # the first life was too short for a charge
-        error = await fails(stage.load(A, "b"), GivenUp)
-        assert "3 exits of Triton" in str(error)
-        error = await fails(stage.invoke(A), ModelNotFound)
-        assert "is given up until" in str(error)
-        source = ModelSource("b")
-        await stage.models.replace(A, source, Replaces.ALWAYS)
-        assert await stage.invoke(A) == "b"
-
-
-@played
 async def test_person_may_try_a_given_up_model():
     """Calls of a model that V2 loads by its key are refused before that."""
     async with Stage({"a@1": Script(load_ends_triton=True), "a@2": Script()}) as stage:
@@ -1262,19 +1106,6 @@ async def test_load_without_connection_is_stuck():
         await asyncio.sleep(100)
         stage.check()
         assert not stage.triton.loaded
-
-
-@played
-async def test_external_triton_is_away_for_a_moment():
-    async with Stage({"a": Script(), "b": Script()}, is_embedded=False) as stage:
-        await stage.load(A)
-        await stage.triton.disconnect(2)
-        await asyncio.sleep(1)
-        assert await stage.invoke(A) == "a"
-        stage.triton.exit()
-        await asyncio.sleep(5)
-        assert await stage.wait_and_invoke(A) == "a"
-        await stage.load(B)
 
 
 # -- hangs --------------------------------------------------------------------------------------

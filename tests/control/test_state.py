@@ -26,67 +26,11 @@ async def test_figures_of_a_device_add_up():
         assert figures.free_bytes == 800 * MIB - figures.empty_bytes - figures.memory_reserve_bytes
         assert figures.not_attributed_bytes == 0
         assert state.pending_operations == 1
-        await load
-
-
-@played
-async def test_size_of_model_says_how_it_is_known():
-    """ModelMesh gets a size once it is measured, and the page says what a size stands on."""
-    async with Stage({"a": Script(), "b": Script(load_seconds=5, declared=100)}) as stage:
-        await stage.load(A)
-        load = asyncio.create_task(stage.load(B))
-        await asyncio.sleep(3)
-        state = stage.control.state
-        registry = stage.control.registry
-        size = state.size_of(registry.serving(A))
-        assert (size.is_learned, size.is_measured, size.is_reported) == (True, True, False)
-        assert size.held == {GPU: 100 * MIB}
-        loading = registry.get(B)
+        loading = stage.control.registry.get(B)
         assert loading is not None
         size = state.size_of(loading)
-        assert (size.is_learned, size.is_measured, size.basis) == (False, False, "declared")
-        assert size.declared_bytes == 100 * MIB
-        assert state.measured_bytes("a", B) == 100 * MIB
-        assert state.measured_bytes("elsewhere", B) is None
-        assert state.mean_bytes() == 100 * MIB
-        assert state.largest() == {GPU: 100 * MIB}
+        assert (size.basis, size.declared_bytes) == ("declared", 100 * MIB)
         await load
-
-
-@played
-async def test_size_is_unknown_where_nobody_measures():
-    """Without a reading and a limit there is no device, and 0 bytes would be a claim."""
-    stage = Stage({"a": Script()})
-    stage.triton.has_readings = False
-    async with stage:
-        await stage.load(A)
-        state = stage.control.state
-        size = state.size_of(stage.control.registry.serving(A))
-        assert (size.held, size.is_learned) == ({}, False)
-        assert state.measured_bytes("a", A) is None
-        assert [note for note in state.notes() if "memory is not measured" in note]
-
-
-@played
-async def test_wanted_models_are_listed_with_their_failures():
-    """A model that a caller has unloaded is wanted no more, until somebody loads it."""
-    scripts = {"a": Script(), "b": Script(failure="bad weights")}
-    async with Stage(scripts) as stage:
-        stage.control.desired.want({A: ModelSource("a"), B: ModelSource("b")})
-        await asyncio.sleep(10)
-        state = stage.control.state
-        [loaded, missing] = state.wanted()
-        assert (loaded.model_id, loaded.url, loaded.state) == ("a", "a", "loaded")
-        assert loaded.is_loaded
-        assert (missing.model_id, missing.state, missing.is_loaded) == ("b", "failed", False)
-        assert "bad weights" in missing.reason
-        assert state.count_wanted() == {"loaded": 1, "missing": 1, "unloaded": 0}
-        await stage.models.unload(A)
-        [missing, unloaded] = state.wanted()
-        assert (unloaded.model_id, unloaded.state) == ("a", "unloaded")
-        assert state.count_wanted() == {"loaded": 0, "missing": 1, "unloaded": 1}
-        await stage.load(A)
-        assert state.count_wanted() == {"loaded": 1, "missing": 1, "unloaded": 0}
 
 
 @played
@@ -127,6 +71,18 @@ async def test_dead_model_is_not_listed_with_tritons_exit():
         assert (
             stage.control.state.forgotten()[A].reason == "their processes had died; load them again"
         )
+
+
+@played
+async def test_model_that_a_caller_unloads_is_not_missing():
+    async with Stage({"a": Script()}) as stage:
+        stage.control.desired.want({A: ModelSource("a")})
+        await asyncio.sleep(10)
+        await stage.models.unload(A)
+        count_wanted = stage.control.state.count_wanted
+        assert count_wanted() == {"loaded": 0, "missing": 0, "unloaded": 1}
+        await stage.load(A)
+        assert count_wanted() == {"loaded": 1, "missing": 0, "unloaded": 0}
 
 
 @played
