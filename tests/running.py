@@ -118,6 +118,11 @@ class Client:
             f"/models/{quote(model_name, safe='')}/invoke", infer_body(*values or (1.0,))
         )
 
+    def call_endpoint(self, model_name: str, body: Any = None) -> Reply:
+        """Send a body, 1.0 unless there is another, to a model of the store."""
+        headers = {"X-Amzn-SageMaker-Target-Model": model_name}
+        return self.post("/endpoints/any/invocations", body or infer_body(1.0), headers)
+
     def close(self) -> None:
         if self._connection is not None:
             self._connection.close()

@@ -131,11 +131,8 @@ def test_helper_called_by_its_name_is_not_cached(repository, caching, caching_ro
 
 
 def test_old_version_never_answers_for_the_new(repository, store):
-    target = {"X-Amzn-SageMaker-Target-Model": "renewed"}
-
     def answer() -> float:
-        path = "/endpoints/any/invocations"
-        reply = repository.client.post(path, infer_body(1.0), target)
+        reply = repository.client.call_endpoint("renewed")
         assert reply.status == 200, reply.body
         return reply.data[0]
 

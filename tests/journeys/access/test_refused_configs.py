@@ -14,7 +14,7 @@ from tests.grpc_calls import calls_to, load_request
 from tests.journeys.v2.calls import CONFIG, Repository
 from tests.running import COMPLETE, RunningAdapter, embedded_adapter
 from tests.trees import CONFIG as TEXT
-from tests.trees import infer_body, write_python_model
+from tests.trees import write_python_model
 
 pytestmark = pytest.mark.triton
 
@@ -115,9 +115,8 @@ def by_mesh(adapter: RunningAdapter, root: Path) -> tuple[object, str]:
 
 
 def by_store(adapter: RunningAdapter, _: Path) -> tuple[object, str]:
-    headers = {"X-Amzn-SageMaker-Target-Model": "label"}
     with adapter.client() as client:
-        reply = client.post("/endpoints/any/invocations", infer_body(1.0), headers)
+        reply = client.call_endpoint("label")
     return reply.status, reply.body.decode()
 
 

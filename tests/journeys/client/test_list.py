@@ -237,9 +237,7 @@ def test_line_of_show_calls_a_model_that_left(tmp_path):
     with embedded_adapter(*flags, COMPLETE) as adapter:
         environ = {"ADAPTER_ADMIN": adapter.admin, "ADAPTER_HTTP": adapter.http}
         with adapter.client() as client:
-            headers = {"X-Amzn-SageMaker-Target-Model": "m"}
-            path = "/endpoints/any/invocations"
-            assert client.post(path, infer_body(0.0), headers=headers).status == 200
+            assert client.call_endpoint("m").status == 200
             example = json.loads(run("show", "m", "--json", environ=environ).stdout)["example"]
             client.unload_model("m")
 

@@ -15,7 +15,7 @@ import pytest
 from tests.journeys.client.terminal import run
 from tests.running import COMPLETE, RunningAdapter, embedded_adapter, wait_until
 from tests.store.web import Answer, Page, Serve, web_server
-from tests.trees import infer_body, write_python_model
+from tests.trees import write_python_model
 
 pytestmark = pytest.mark.triton
 
@@ -80,8 +80,7 @@ def play(store: str, cache: Path, send_the_rest: Callable[[], object]) -> None:
 
 def invoke(adapter: RunningAdapter) -> int:
     with adapter.client() as client:
-        headers = {"X-Amzn-SageMaker-Target-Model": NAME}
-        return client.post("/endpoints/any/invocations", infer_body(1.0), headers).status
+        return client.call_endpoint(NAME).status
 
 
 def table(environ: dict[str, str]) -> str:

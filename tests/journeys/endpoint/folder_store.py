@@ -61,8 +61,7 @@ class Caller:
         self.admin.close()
 
     def call(self, target: str) -> Reply:
-        headers = {"X-Amzn-SageMaker-Target-Model": target}
-        return self.http.post("/endpoints/any/invocations", infer_body(0.0), headers)
+        return self.http.call_endpoint(target, infer_body(0.0))
 
     def invoke(self, target: str) -> tuple[float, str]:
         """Return what the model has added, and what the cache had."""

@@ -10,7 +10,7 @@ from botocore.exceptions import ClientError
 from tests.asking import RawConnection, background, binary_request, sized
 from tests.cases import rows
 from tests.journeys.endpoint.conftest import NAMES
-from tests.running import Client, Reply, wait_until
+from tests.running import wait_until
 from tests.trees import write_python_model
 
 pytestmark = pytest.mark.triton
@@ -160,8 +160,7 @@ def test_models_refusal_is_parsed_as_model_error(runtime, caller, body, said):
     group = "log-group:/aws/sagemaker/Endpoints/any"
     assert found["LogStreamArn"] == f"arn:aws:logs:eu-west-1:000000000000:{group}"
     # boto3 drops this one
-    headers = {"X-Amzn-SageMaker-Target-Model": "plain"}
-    reply = caller.post("/endpoints/any/invocations", body, headers)
+    reply = caller.call_endpoint("plain", body)
     assert reply.headers["x-amzn-ErrorType"] == "ModelError"
     assert reply.json()["ErrorCode"] == "CLIENT_ERROR_FROM_MODEL"
 
@@ -179,12 +178,8 @@ def test_callers_too_many_are_told_when_to_return(served, caller, bucket, gate, 
     crowded = write_python_model(tmp_path / "crowded", initialize=gate.statements)
     bucket.put_model("crowded", crowded)
 
-    def call(http: Client) -> Reply:
-        headers = {"X-Amzn-SageMaker-Target-Model": "crowded"}
-        return http.post("/endpoints/any/invocations", BODY, headers)
-
     with background(served, threads=40) as others:
-        asked = [others.ask(call) for _ in range(40)]
+        asked = [others.ask(lambda http: http.call_endpoint("crowded")) for _ in range(40)]
         try:
             wait_until(lambda: sum(each.done() for each in asked) >= 8, 50, "some are answered")
         finally:

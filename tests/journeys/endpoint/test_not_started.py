@@ -20,12 +20,11 @@ pytestmark = pytest.mark.triton
 Start = Callable[..., Caller]
 ROOM_FOR_TWO = ("--memory-source=off", "--memory-limit=250MiB")
 PINNED = ("--pin=a.tar.gz", "--pin=b.tar.gz")
-TARGET = "X-Amzn-SageMaker-Target-Model"
 
 
 def invoke(caller: Caller, name: str) -> Reply:
     with caller.adapter.client() as http:
-        return http.post("/endpoints/any/invocations", infer_body(0.0), {TARGET: name})
+        return http.call_endpoint(name)
 
 
 def v2_infer(caller: Caller, name: str) -> Reply:

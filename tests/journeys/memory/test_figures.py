@@ -10,8 +10,8 @@ from adapter.cli.main import main
 from tests.asking import model_names
 from tests.journeys.memory.failing_models import failing, write_failing_answers
 from tests.journeys.memory.models import MIB, write_eater
-from tests.running import COMPLETE, Client, RunningAdapter, embedded_adapter
-from tests.trees import infer_body, write_python_model
+from tests.running import COMPLETE, RunningAdapter, embedded_adapter
+from tests.trees import write_python_model
 
 pytestmark = pytest.mark.triton
 
@@ -40,12 +40,6 @@ def running(root, tmp_path_factory) -> Iterator[RunningAdapter]:
     cache = f"--cache-dir={tmp_path_factory.mktemp('cache')}"
     with embedded_adapter(*flags, cache, COMPLETE, f"--model-roots={root}") as adapter:
         yield adapter
-
-
-def call_endpoint(client: Client, model: str, body: object) -> tuple[int, dict[str, object]]:
-    headers = {"X-Amzn-SageMaker-Target-Model": model}
-    reply = client.post("/endpoints/any/invocations", body, headers)
-    return reply.status, reply.json()
 
 
 def print_ps(adapter: RunningAdapter) -> str:
@@ -127,11 +121,11 @@ def test_declared_size_above_device_tells_free_memory(adapter, client, root):
 )
 def test_words_of_an_inference_evict_nothing(adapter, client, kind, text):
     """Nothing lacks room: no other model is evicted for it, nor the model for itself."""
-    assert call_endpoint(client, "raiser", failing("answer", "fine"))[0] == 200
-    assert call_endpoint(client, "healthy", infer_body(1.0))[0] == 200
+    assert client.call_endpoint("raiser", failing("answer", "fine")).status == 200
+    assert client.call_endpoint("healthy").status == 200
     before = adapter.state()
     for _ in range(3):
-        assert call_endpoint(client, "raiser", failing(kind, text))[0] >= 400
+        assert client.call_endpoint("raiser", failing(kind, text)).status >= 400
     after = adapter.state()
     assert sorted(model_names(client)) == ["healthy", "raiser"]
     loaded = [
@@ -146,10 +140,10 @@ def test_words_of_an_inference_evict_nothing(adapter, client, kind, text):
 def test_inference_that_asks_for_too_much_evicts_nothing(client, root):
     """All that may be evicted is too little for it."""
     client.load_model("explicit", write_eater(root / "explicit", 200))
-    assert call_endpoint(client, "raiser", failing("answer", "fine"))[0] == 200
-    assert call_endpoint(client, "healthy", infer_body(1.0))[0] == 200
+    assert client.call_endpoint("raiser", failing("answer", "fine")).status == 200
+    assert client.call_endpoint("healthy").status == 200
     text = "Unable to allocate 480 MiB for an array"
-    assert call_endpoint(client, "raiser", failing("MemoryError", text))[0] >= 400
+    assert client.call_endpoint("raiser", failing("MemoryError", text)).status >= 400
     assert sorted(model_names(client)) == ["explicit", "healthy", "raiser"]
 
 

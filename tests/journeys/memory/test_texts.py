@@ -1,18 +1,13 @@
 """Each labelled failure text, raised by a real python model: 507 exactly where its label says."""
 
-import re
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
-import grpc
 import pytest
-from tritonclient.grpc import service_pb2 as pb
 
 from tests.asking import model_names
-from tests.grpc_calls import calls_to
 from tests.journeys.memory.failing_models import (
     Label,
     failing,
@@ -20,67 +15,16 @@ from tests.journeys.memory.failing_models import (
     write_failing_answers,
     write_failing_load,
 )
-from tests.running import COMPLETE, Reply, RunningAdapter, embedded_adapter
+from tests.running import COMPLETE, Client, Reply, RunningAdapter, embedded_adapter
 
 pytestmark = pytest.mark.triton
 
 Failure = Callable[[Label], tuple[str, str]]
 _FRAMES = "\n" + "  File model.py, line 31, in forward\n" * 4_200  # 150 KB
 _AT_ONCE = 4  # loads that Triton works on at a time
-_CUT = re.compile(r" \.\.\. \(\d+ characters cut\)$")
-_ENVELOPE = 500  # what may stand before the text: Triton's words, the class
 # Of a C++ backend's failed load Triton says more than `Internal: `, and of a load that never began
 # less. A python model's always comes as `load failed for model ...: Internal: <class>: <text>`, so
 # these come inside that, and what they are about is the same.
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """`text` is None of a good answer. Over gRPC it begins with its noun and may be cut."""
-
-    is_out_of_memory: bool
-    text: str | None
-
-
-Infer = Callable[[RunningAdapter, str, dict[str, object]], Outcome]
-
-
-def http_outcome(reply: Reply) -> Outcome:
-    if reply.status == 200:
-        return Outcome(is_out_of_memory=False, text=None)
-    assert 400 <= reply.status < 600
-    return Outcome(reply.status == 507, reply.error)
-
-
-def infer_by_http(adapter: RunningAdapter, name: str, body: dict[str, object]) -> Outcome:
-    with adapter.client(120) as client:
-        return http_outcome(client.post(f"/models/{name}/invoke", body))
-
-
-def infer_by_grpc(adapter: RunningAdapter, name: str, body: dict[str, object]) -> Outcome:
-    with calls_to(adapter.grpc) as calls:
-        return grpc_outcome(lambda: calls.call("ModelInfer", tensors(name, body)))
-
-
-def grpc_outcome(call: Callable[[], object]) -> Outcome:
-    try:
-        call()
-    except grpc.RpcError as error:
-        failure = error
-    else:
-        return Outcome(is_out_of_memory=False, text=None)
-    noun, _, text = failure.details().partition(": ")
-    # Triton's own queue has the same code, and another noun, which UNAVAILABLE of a model has too
-    is_exhausted = failure.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-    assert is_exhausted == (noun == "OutOfMemory") or noun == "BackendUnavailable", failure
-    return Outcome(noun == "OutOfMemory", text)
-
-
-def tensors(name: str, body: dict[str, object]) -> pb.ModelInferRequest:
-    [tensor] = body["inputs"]
-    contents = {"bytes_contents": [text.encode() for text in tensor["data"]]}
-    shown = {"name": tensor["name"], "datatype": "BYTES", "shape": tensor["shape"]}
-    return pb.ModelInferRequest(model_name=name, inputs=[shown | {"contents": contents}])
 
 
 @pytest.fixture(scope="module")
@@ -101,10 +45,10 @@ def beside_another_model(*flags: str, root: Path) -> Iterator[RunningAdapter]:
 
 
 @pytest.fixture(scope="module")
-def raiser(running, root) -> str:
-    with running.client() as client:
+def raiser(running, root) -> Iterator[Client]:
+    with running.client(120) as client:
         client.load_model("raiser", write_failing_answers(root / "raiser"))
-    return "raiser"
+        yield client
 
 
 def raised(label: Label) -> tuple[str, str]:
@@ -126,16 +70,12 @@ def answered_long(label: Label) -> tuple[str, str]:
     return raised_long(label) if label.has_envelope else (str(label.status), label.text + _FRAMES)
 
 
-def is_as_labelled(label: Label, outcome: Outcome, said: str) -> bool:
-    """The words are all there; of a text that gRPC's metadata cannot hold, the first ones."""
-    said, told = said.strip().removesuffix(";"), outcome.text or ""
-    if (mark := _CUT.search(told)) is not None:
-        told = told[: mark.start()]
-        said = said[: max(0, len(told) - _ENVELOPE)]
-    return said in told and outcome.is_out_of_memory == label.is_oom
+def is_as_labelled(label: Label, reply: Reply, text: str) -> bool:
+    """The words are all there."""
+    is_oom = reply.status == 507
+    return text.strip().removesuffix(";") in reply.error and is_oom == label.is_oom
 
 
-@pytest.mark.parametrize("infer", [infer_by_http, infer_by_grpc])
 @pytest.mark.parametrize(
     ("failure", "each"),
     [
@@ -145,16 +85,16 @@ def is_as_labelled(label: Label, outcome: Outcome, said: str) -> bool:
         pytest.param(answered_long, 5, marks=pytest.mark.nightly),
     ],
 )
-def test_failed_inference_is_507_as_labelled(running, raiser, infer, failure, each):
+def test_failed_inference_is_507_as_labelled(raiser, failure, each):
     cases = sorted(labels("infer"), key=lambda label: label.is_oom)[::each]
     wrong = []
     for label in cases:
         how, text = failure(label)
-        outcome = infer(running, raiser, failing(how, text))
-        if not is_as_labelled(label, outcome, text):
-            wrong.append((label, str(outcome)[:500]))
+        reply = raiser.post("/models/raiser/invoke", failing(how, text))
+        if not is_as_labelled(label, reply, text):
+            wrong.append((label, reply.body[:500]))
         # a second failure in a row is doubted where memory is not read
-        assert infer(running, raiser, failing("answer", "")).text is None
+        assert raiser.post("/models/raiser/invoke", failing("answer", "")).status == 200
 
     assert wrong == []
 
@@ -180,7 +120,7 @@ def test_failed_load_is_507_as_labelled(running, root, tmp_path, failure, each):
 
     wrong = []
     for label, (_, said), reply in zip(cases, texts, replies, strict=True):
-        if not is_as_labelled(label, http_outcome(reply), said):
+        if not is_as_labelled(label, reply, said):
             wrong.append((label, reply.body[:500]))
     assert wrong == []
     with running.client() as client:

@@ -103,45 +103,52 @@ def test_wrong_one_is_a_line_others_go_on(bucket, tmp_path):
     no_schema["storage"]["schemaPath"] = "nowhere.json"
     pvc = {"type": "pvc", "name": "claim"}
 
-    wrong = {
-        "no-bucket": service("no-bucket", "python", storageUri="s3://nobody-has-this/a"),
-        "no-schema": service("no-schema", "python", **no_schema),
-        "no-format": with_predictor("no-format", {"model": at("a")}),
-        "no-model": with_predictor("no-model", {"model": None}),
-        "no-path": service("no-path", "python", storageUri=f"s3://{bucket.name}"),
-        "both": service("both", "python", storageUri="s3://a/b", **at("a")),
-        "other-name": service("other-name", "python", **at("twice.py")),
-        "no/name": service("no/name", "python", **at("a")),
-        "claim": predictor("claim", storage={"persistentVolumeClaim": {"claimName": "models"}}),
-        "no-key": service("no-key", "onnx", storage={"key": "other", "path": "a"}),
-        "no-ending": service("no-ending", "onnx", **at("twice.py")),
-        "volume": service("volume", "onnx", storage={"path": "a", "parameters": pvc}),
-        "gs": service("gs", "onnx", storageUri="gs://models/a"),
-        "alone": with_predictor("alone", {"model": at("a")}),
-    }
+    claim = {"persistentVolumeClaim": {"claimName": "models"}}
+    alone = with_predictor("alone", {"model": at("a")})
+    alone["metadata"]["annotations"] = {}
+    wrong = [
+        (service("no-bucket", "python", storageUri="s3://nobody-has-this/a"), "NoSuchBucket"),
+        (
+            service("no-schema", "python", **no_schema),
+            "its schema cannot be read at s3://BUCKET/nowhere.json",
+        ),
+        (with_predictor("no-format", {"model": at("a")}), "it has no modelFormat"),
+        (with_predictor("no-model", {"model": None}), "its predictor has no model"),
+        (
+            service("no-path", "python", storageUri=f"s3://{bucket.name}"),
+            "it names no path in a bucket",
+        ),
+        (
+            service("both", "python", storageUri="s3://a/b", **at("a")),
+            "a storageUri and a storage.path",
+        ),
+        (
+            service("other-name", "python", **at("twice.py")),
+            "no file of it is called model.py",
+        ),
+        (service("no/name", "python", **at("a")), "that is no name of a model"),
+        (predictor("claim", storage=claim), "persistentVolumeClaim"),
+        (
+            service("no-key", "onnx", storage={"key": "other", "path": "a"}),
+            "no bucket is known: say --bucket other=BUC",
+        ),
+        (service("no-ending", "onnx", **at("twice.py")), "no file of it ends with .onnx"),
+        (
+            service("volume", "onnx", storage={"path": "a", "parameters": pvc}),
+            "its storage is of the type pvc",
+        ),
+        (service("gs", "onnx", storageUri="gs://models/a"), "gs://models/a is not in a bucket"),
+        (alone, "no model of ModelMesh"),
+    ]
+    services = [given for given, _ in wrong]
 
-    wrong["alone"]["metadata"]["annotations"] = {}
-    found = [*wrong.values(), service("a", "python", **at("a"))]
+    code, lines = leave(bucket, [*services, service("a", "python", **at("a"))], tmp_path, "--copy")
 
-    code, lines = leave(bucket, found, tmp_path, "--copy")
-
-    said = dict(line.split(": left out: ") for line in lines if "left out" in line)
+    left_out = [line.split(": left out: ") for line in lines if "left out" in line]
     assert code == 1
-    assert list(said) == list(wrong)
-    assert "NoSuchBucket" in said["no-bucket"]
-    assert "its schema cannot be read at s3://BUCKET/nowhere.json" in said["no-schema"]
-    assert said["no-format"] == "it has no modelFormat"
-    assert "its predictor has no model" in said["no-model"]
-    assert said["no-path"] == "it names no path in a bucket"
-    assert "a storageUri and a storage.path" in said["both"]
-    assert "no file of it is called model.py" in said["other-name"]
-    assert said["no/name"] == "that is no name of a model"
-    assert "persistentVolumeClaim" in said["claim"]
-    assert "no bucket is known: say --bucket other=BUC" in said["no-key"]
-    assert "no file of it ends with .onnx" in said["no-ending"]
-    assert "its storage is of the type pvc" in said["volume"]
-    assert "gs://models/a is not in a bucket of S3" in said["gs"]
-    assert "no model of ModelMesh" in said["alone"]
+    assert [name for name, _ in left_out] == [given["metadata"]["name"] for given in services]
+    for (_, words), (_, reason) in zip(wrong, left_out, strict=True):
+        assert words in reason
     assert list(keys(bucket, "by-name/")) == ["by-name/a/1/model.py", "by-name/a/config.pbtxt"]
 
 

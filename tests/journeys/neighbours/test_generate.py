@@ -85,8 +85,7 @@ def test_invoke_is_generate_under_the_callers_name(client, models, name):
 
 def test_endpoint_calls_may_be_generate(client):
     for value in (1.5, 2.5):
-        headers = {"X-Amzn-SageMaker-Target-Model": "plain"}
-        reply = client.post("/endpoints/any/invocations", {"IN": value}, headers)
+        reply = client.call_endpoint("plain", {"IN": value})
         assert (reply.status, reply.json()["OUT"]) == (200, value)
 
 

@@ -1,8 +1,11 @@
 """/metrics of the real command: in Prometheus's form, and no larger for what callers choose."""
 
 import gzip
+import json
 import re
 import secrets
+import socket
+import time
 
 import grpc
 import pytest
@@ -10,7 +13,7 @@ import pytest
 from tests.grpc_calls import calls_to
 from tests.journeys.memory.models import counted
 from tests.journeys.observability.promtool import needs_promtool, promtool
-from tests.running import EXAMPLES, Client, RunningAdapter
+from tests.running import EXAMPLES, Client, RunningAdapter, wait_until
 from tests.trees import infer_body
 
 pytestmark = pytest.mark.triton
@@ -153,6 +156,43 @@ def test_request_time_is_tritons_and_the_adapters(adapter):
     total, upstream, own = [new[1] - old[1] for new, old in zip(after, before, strict=True)]
     assert 0 < upstream < total
     assert 0 < own < total
+
+
+@pytest.mark.parametrize("way", ["planned", "handled"])
+def test_slow_callers_time_is_not_the_adapters(adapter, way):
+    """A small body is gathered before Triton is asked. A repeated header has no plan."""
+    labels = '{frontend="sagemaker",method="invoke"}'
+    with adapter.client() as client:
+        client.load("echo", EXAMPLES / "identity")
+    in_flight = 'triton_adapter_requests_in_flight{frontend="sagemaker"}'
+    body = json.dumps(infer_body(1.0)).encode()
+    head = f"POST /models/echo/invoke HTTP/1.1\r\nHost: {adapter.http}\r\n"
+    head += "X-A: 1\r\nX-A: 2\r\n" if way == "handled" else ""
+    head += f"Content-Length: {len(body)}\r\n\r\n"
+    host, _, port = adapter.http.rpartition(":")
+
+    def took() -> tuple[float, float]:
+        """What the adapter took of one such request, and what its caller did."""
+        names = [f"triton_adapter_{name}_seconds_sum{labels}" for name in ("overhead", "caller")]
+        before = [counted(adapter, name) for name in names]
+        with socket.create_connection((host, int(port)), timeout=30) as caller:
+            caller.sendall(head.encode() + body[:10])
+            wait_until(lambda: counted(adapter, in_flight) == 1, 30, "the head has come")
+            time.sleep(0.4)  # it is slow
+            caller.sendall(body[10:])
+            assert caller.recv(1000).startswith(b"HTTP/1.1 200")
+        own, callers = (
+            counted(adapter, name) - old for name, old in zip(names, before, strict=True)
+        )
+        return own, callers
+
+    tries = [took()]
+    while tries[-1][0] >= tries[-1][1] and len(tries) < 5:  # the machine took its time for it
+        tries.append(took())
+    own, callers = tries[-1]
+
+    assert callers > 0.3
+    assert own < callers
 
 
 def test_metrics_show_build_and_idle_times(adapter):

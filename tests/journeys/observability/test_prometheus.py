@@ -14,7 +14,7 @@ from tests.journeys.observability.test_rules import (
     shown_by_panel,
 )
 from tests.running import COMPLETE, RunningAdapter, embedded_adapter, wait_until
-from tests.trees import CONFIG, infer_body, write_python_model
+from tests.trees import CONFIG, write_python_model
 
 pytestmark = [pytest.mark.triton, needs_promtool, pytest.mark.timeout(400)]
 
@@ -75,8 +75,7 @@ def play_endpoint(adapter: RunningAdapter) -> None:
     with adapter.client() as client:
         client.unload_model("a")
         for target, use in (("one", "miss"), ("one", "hit"), ("two", "miss"), ("one", "disk")):
-            headers = {"X-Amzn-SageMaker-Target-Model": target}
-            reply = client.post("/endpoints/any/invocations", infer_body(1.0), headers)
+            reply = client.call_endpoint(target)
             assert (reply.status, reply.headers["X-Triton-Adapter-Cache"]) == (200, use)
 
 

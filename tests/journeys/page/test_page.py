@@ -11,7 +11,7 @@ from tests.journeys.page.browser import PHONE, Browser
 from tests.journeys.page.scene import ARRIVES, SIZES, TOO_MUCH, Scene, scene
 from tests.processes import suspend, tritonserver
 from tests.running import Client, embedded_adapter, unload_all
-from tests.trees import infer_body, write_python_model
+from tests.trees import write_python_model
 
 pytestmark = [pytest.mark.triton, pytest.mark.timeout(400)]
 
@@ -147,9 +147,7 @@ def test_the_disk_cache_has_a_bar(opened, page):
 
 def test_missing_key_is_shown(opened, page):
     with opened.adapter.client() as client:
-        head = {"X-Amzn-SageMaker-Target-Model": "mistyped/model.tar.gz"}
-        answer = client.post("/endpoints/default/invocations", infer_body(1.0), headers=head)
-        assert answer.status == 400
+        assert client.call_endpoint("mistyped/model.tar.gz").status == 400
     page.until(lambda: "mistyped/model.tar.gz" in page.text("#mistake"), "it is told")
     assert "was not fetched" in page.text("#mistake")
 
