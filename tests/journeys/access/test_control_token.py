@@ -19,7 +19,6 @@ from tests.asking import RawConnection
 from tests.cases import rows
 from tests.processes import tritonserver
 from tests.running import COMPLETE, Client, RunningAdapter, embedded_adapter, wait_until
-from tests.trees import write_python_model
 
 pytestmark = pytest.mark.triton
 
@@ -50,13 +49,6 @@ METHODS = [
 
 
 @pytest.fixture(scope="module")
-def root(tmp_path_factory) -> Path:
-    root = tmp_path_factory.mktemp("models")
-    write_python_model(root / "echo")
-    return root
-
-
-@pytest.fixture(scope="module")
 def token_file(tmp_path_factory) -> Path:
     file = tmp_path_factory.mktemp("secret") / "token"
     file.write_text(f"{TOKEN}\n")
@@ -68,7 +60,7 @@ def token_of(file: Path) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def running(root, token_file) -> Iterator[RunningAdapter]:
+def adapter(root, token_file) -> Iterator[RunningAdapter]:
     flags = (f"--model-roots={root}", COMPLETE, "--grpc-data=127.0.0.1:0")
     with embedded_adapter(*flags, environ=token_of(token_file)) as adapter:
         with adapter.client() as client:
@@ -77,18 +69,12 @@ def running(root, token_file) -> Iterator[RunningAdapter]:
         yield adapter
 
 
-@pytest.fixture
-def client(running) -> Iterator[Client]:
-    with running.client() as client:
-        yield client
-
-
 def states(adapter: RunningAdapter) -> dict[str, str]:
     return {model["model_id"]: model["state"] for model in adapter.state()["models"]}
 
 
 @rows(("headers", "challenge"), WRONG)
-def test_rest_control_call_without_token_is_401(running, client, headers, challenge):
+def test_rest_control_call_without_token_is_401(adapter, client, headers, challenge):
     """Which calls want the token: tests/openapi/test_refusals.py."""
     encoded = {name: value.encode() for name, value in headers.items()}
 
@@ -96,7 +82,7 @@ def test_rest_control_call_without_token_is_401(running, client, headers, challe
 
     assert (reply.status, reply.headers["WWW-Authenticate"]) == (401, challenge)
     assert reply.code == "Unauthenticated"
-    assert states(running) == {"echo": "READY"}
+    assert states(adapter) == {"echo": "READY"}
 
 
 @pytest.mark.parametrize("headers", [headers for headers, _ in WRONG[:2]])
@@ -115,27 +101,27 @@ def test_refusals_do_not_reveal_whether_models_exist(client, path, headers):
     assert told("echo") == told("nobody")
 
 
-def test_second_authorization_header_is_refused(running):
+def test_second_authorization_header_is_refused(adapter):
     lines = [
         "DELETE /models/echo HTTP/1.1",
         "Host: localhost",
         f"Authorization: Bearer {TOKEN}",
         "Authorization: Bearer another-token-0000",
     ]
-    with RawConnection(running.http) as caller:
+    with RawConnection(adapter.http) as caller:
         caller.send("\r\n".join([*lines, "\r\n"]).encode())
         status, _ = caller.read_answer()
     assert status == 401
 
 
-def test_token_opens_control_calls(running, client, root):
+def test_token_opens_control_calls(adapter, client, root):
     for scheme in ("Bearer", "bearer"):
         right = {"Authorization": f"{scheme} {TOKEN}"}
         loading = {"model_name": "second", "url": str(root / "echo")}
         assert client.post("/models", loading, right).status == 200
         assert client.request("DELETE", "/models/second", headers=right).status == 200
     assert client.post("/v2/repository/models/echo/load", {}, RIGHT).status == 200
-    assert states(running) == {"echo": "READY"}
+    assert states(adapter) == {"echo": "READY"}
 
 
 def call(
@@ -157,20 +143,20 @@ def call(
 
 @rows("metadata", [(), (("authorization", f"Bearer {TOKEN}x"),), (("authorization", TOKEN),)])
 @rows("method", METHODS)
-def test_grpc_control_and_mesh_calls_want_token(running, method, metadata):
+def test_grpc_control_and_mesh_calls_want_token(adapter, method, metadata):
     service, name, _ = method
     wants = name in WANT_TOKEN or service == "mmesh.ModelRuntime"
 
-    code, words = call(running, "grpc", method, *metadata)
+    code, words = call(adapter, "grpc", method, *metadata)
 
     assert (code == "UNAUTHENTICATED") is wants, (code, words)
     assert words.startswith("Unauthenticated: ") is wants
-    assert states(running) == {"echo": "READY"}
+    assert states(adapter) == {"echo": "READY"}
 
 
-def test_grpc_refusals_do_not_reveal_whether_models_exist(running):
+def test_grpc_refusals_do_not_reveal_whether_models_exist(adapter):
     def told(name: str) -> tuple[str, str]:
-        with grpc.insecure_channel(running.grpc) as channel:
+        with grpc.insecure_channel(adapter.grpc) as channel:
             stub = channel.unary_unary("/inference.GRPCInferenceService/RepositoryModelUnload")
             message = v2.RepositoryModelUnloadRequest(model_name=name).SerializeToString()
             with pytest.raises(grpc.RpcError) as caught:
@@ -180,10 +166,10 @@ def test_grpc_refusals_do_not_reveal_whether_models_exist(running):
     assert told("echo") == told("nobody")
 
 
-def test_over_grpc_the_token_is_the_metadata_authorization(running):
+def test_over_grpc_the_token_is_the_metadata_authorization(adapter):
     bearer = ("authorization", f"Bearer {TOKEN}")
-    assert call(running, "grpc", ("mmesh.ModelRuntime", "modelSize", ""), bearer)[0] == "NOT_FOUND"
-    with grpc.insecure_channel(running.grpc) as channel:
+    assert call(adapter, "grpc", ("mmesh.ModelRuntime", "modelSize", ""), bearer)[0] == "NOT_FOUND"
+    with grpc.insecure_channel(adapter.grpc) as channel:
         service = "/inference.GRPCInferenceService/RepositoryModel"
         for act, kind in (
             ("Load", v2.RepositoryModelLoadRequest),
@@ -191,26 +177,26 @@ def test_over_grpc_the_token_is_the_metadata_authorization(running):
         ):
             message = kind(model_name="echo").SerializeToString()
             channel.unary_unary(f"{service}{act}")(message, timeout=60, metadata=[bearer])
-        assert states(running) == {}
+        assert states(adapter) == {}
         message = v2.RepositoryModelLoadRequest(model_name="echo").SerializeToString()
         channel.unary_unary(f"{service}Load")(message, timeout=60, metadata=[bearer])
-    assert states(running) == {"echo": "READY"}
+    assert states(adapter) == {"echo": "READY"}
 
 
-def test_health_and_reflection_over_grpc_want_no_token(running):
-    with grpc.insecure_channel(running.grpc) as channel:
+def test_health_and_reflection_over_grpc_want_no_token(adapter):
+    with grpc.insecure_channel(adapter.grpc) as channel:
         message = health_pb2.HealthCheckRequest(service="mmesh.ModelRuntime").SerializeToString()
         channel.unary_unary("/grpc.health.v1.Health/Check")(message, timeout=30)
     for listener in ("grpc", "grpc_data"):
         reflection = ("grpc.reflection.v1.ServerReflection", "ServerReflectionInfo", "")
-        with grpc.insecure_channel(running.listeners[listener]) as channel:
+        with grpc.insecure_channel(adapter.listeners[listener]) as channel:
             path = f"/{reflection[0]}/{reflection[1]}"
             list(channel.stream_stream(path)(iter([b""]), timeout=30))
 
 
 @pytest.mark.parametrize("path", ENDING_WORK)
-def test_admin_wants_the_token_to_end_work(running, path):
-    with Client(running.admin) as admin:
+def test_admin_wants_the_token_to_end_work(adapter, path):
+    with Client(adapter.admin) as admin:
         statuses = {path: admin.get(path).status for path in OF_ADMIN}
         # the models of the stores are listed nowhere: this adapter has no store
         assert statuses == dict.fromkeys(OF_ADMIN, 200) | {"/store/models": 404}
@@ -246,9 +232,9 @@ def command(*words: str, **environ: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("how", ["variable", "file"])
-def test_commands_send_the_token_of_environment_or_file(running, root, token_file, how):
+def test_commands_send_the_token_of_environment_or_file(adapter, root, token_file, how):
     given = {"variable": {"ADAPTER_CONTROL_TOKEN": TOKEN}, "file": token_of(token_file)}[how]
-    url = f"--url=http://{running.http}"
+    url = f"--url=http://{adapter.http}"
 
     loaded = command("load", "by-command", str(root / "echo"), url, **given)
     unloaded = command("unload", "by-command", url, **given)
@@ -256,13 +242,13 @@ def test_commands_send_the_token_of_environment_or_file(running, root, token_fil
     assert (loaded.returncode, unloaded.returncode) == (0, 0), loaded.stderr + unloaded.stderr
 
 
-def test_command_without_token_says_what_to_set(running, root):
-    url = f"--url=http://{running.http}"
+def test_command_without_token_says_what_to_set(adapter, root):
+    url = f"--url=http://{adapter.http}"
     refused = command("load", "by-command", str(root / "echo"), url)
     assert refused.returncode == 1
     assert "401 Unauthenticated" in refused.stderr
     assert "ADAPTER_CONTROL_TOKEN" in refused.stderr
-    refused = command("drain", "--timeout=1", f"--url=http://{running.admin}")
+    refused = command("drain", "--timeout=1", f"--url=http://{adapter.admin}")
     assert refused.returncode == 1
     assert "401" in refused.stderr
     assert "ADAPTER_CONTROL_TOKEN" in refused.stderr

@@ -16,7 +16,7 @@ from tests.journeys.access.test_control_token import (
     call,
 )
 from tests.running import COMPLETE, Client, RunningAdapter, embedded_adapter
-from tests.trees import infer_body, write_python_model
+from tests.trees import infer_body
 
 pytestmark = pytest.mark.triton
 
@@ -40,13 +40,6 @@ def started(root: Path, *flags: str, **environ: str):
         *flags,
     )
     return embedded_adapter(*flags, COMPLETE, environ={"SECRET": "a secret", **environ})
-
-
-@pytest.fixture(scope="module")
-def root(tmp_path_factory) -> Path:
-    root = tmp_path_factory.mktemp("models")
-    write_python_model(root / "echo")
-    return root
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ import pytest
 from adapter.frontends.routes import ADMIN_ROUTES
 from tests.cases import rows
 from tests.running import COMPLETE, Client, RunningAdapter, embedded_adapter
-from tests.trees import infer_body, write_python_model
+from tests.trees import infer_body
 
 pytestmark = pytest.mark.triton
 
@@ -61,14 +61,12 @@ OF_ADMIN = {each.path for each in ADMIN_ROUTES.values()} - {path for _, path, _ 
 
 
 @pytest.fixture(scope="module")
-def running(tmp_path_factory) -> Iterator[RunningAdapter]:
-    root = tmp_path_factory.mktemp("models")
-    package = write_python_model(root / NAME)
+def running(root) -> Iterator[RunningAdapter]:
     flags = (f"--model-roots={root}", "--http-data=127.0.0.1:0")
     opened = {"ADAPTER_PASSTHROUGH": "shared_memory,trace,log"}
     with embedded_adapter(*flags, COMPLETE, environ=opened) as adapter:
         with adapter.client() as client:
-            client.load_model(NAME, package)
+            client.load_model(NAME, root / NAME)
         yield adapter
 
 

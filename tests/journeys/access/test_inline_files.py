@@ -9,7 +9,6 @@ from tritonclient.grpc import service_pb2 as pb
 from tests.grpc_calls import calls_to
 from tests.journeys.v2.calls import CONFIG, Repository
 from tests.running import COMPLETE, RunningAdapter, embedded_adapter, unload_all
-from tests.trees import write_python_model
 
 pytestmark = pytest.mark.triton
 
@@ -18,9 +17,7 @@ NAMES = ("brought", "echo")
 
 
 @pytest.fixture(scope="module")
-def running(tmp_path_factory) -> Iterator[RunningAdapter]:
-    root = tmp_path_factory.mktemp("models")
-    write_python_model(root / "echo")
+def running(root) -> Iterator[RunningAdapter]:
     with embedded_adapter(f"--model-roots={root}", "--inline-files=off", COMPLETE) as adapter:
         yield adapter
 
@@ -33,9 +30,8 @@ def adapter(running) -> Iterator[RunningAdapter]:
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("config", [{"config": json.dumps(CONFIG)}, {}])
-def test_files_over_rest_are_403_with_a_reason(adapter, name, config):
-    with adapter.client() as client:
-        reply = Repository(client).load(name, **config, **{"file:1/model.py": "cHJpbnQoKQ=="})
+def test_files_over_rest_are_403_with_a_reason(adapter, client, name, config):
+    reply = Repository(client).load(name, **config, **{"file:1/model.py": "cHJpbnQoKQ=="})
 
     assert (reply.status, reply.code) == (403, "InlineFilesOff")
     assert "inline_files is off" in reply.error
@@ -55,16 +51,14 @@ def test_files_over_grpc_are_permission_denied(adapter, name):
     assert adapter.state()["models"] == []
 
 
-def test_callers_files_do_not_replace_loaded_models(adapter):
-    with adapter.client() as client:
-        repository = Repository(client)
-        assert repository.load("echo").status == 200
-        assert repository.load_files("echo", {"1/model.py": b"print()"}).status == 403
-        assert repository.infer("echo", 2.5) == [2.5]
+def test_callers_files_do_not_replace_loaded_models(client):
+    repository = Repository(client)
+    assert repository.load("echo").status == 200
+    assert repository.load_files("echo", {"1/model.py": b"print()"}).status == 403
+    assert repository.infer("echo", 2.5) == [2.5]
 
 
-def test_folders_load_as_ever_and_with_another_configuration(adapter):
-    with adapter.client() as client:
-        repository = Repository(client)
-        assert repository.load("echo", config=json.dumps(CONFIG)).status == 200
-        assert repository.infer("echo", 1.0) == [1.0]
+def test_folders_load_as_ever_and_with_another_configuration(client):
+    repository = Repository(client)
+    assert repository.load("echo", config=json.dumps(CONFIG)).status == 200
+    assert repository.infer("echo", 1.0) == [1.0]

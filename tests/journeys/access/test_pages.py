@@ -1,13 +1,12 @@
 """Pages in a browser at listeners of all addresses, as compose and a port-forward reach them."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from tests.cases import rows
 from tests.running import Client, RunningAdapter, embedded_adapter
-from tests.trees import infer_body, write_python_model
+from tests.trees import infer_body
 
 pytestmark = pytest.mark.triton
 
@@ -30,13 +29,6 @@ PLAIN = (
     {"Host": "localhost:8080"},
     {"Host": "adapter"},
 )
-
-
-@pytest.fixture(scope="module")
-def root(tmp_path_factory) -> Path:
-    root = tmp_path_factory.mktemp("models")
-    write_python_model(root / "echo")
-    return root
 
 
 @pytest.fixture(scope="module")

@@ -34,7 +34,7 @@ def serving(models: Path, kind: str) -> RunningAdapter:
 
 
 @pytest.fixture(scope="module")
-def generating(models) -> Iterator[RunningAdapter]:
+def adapter(models) -> Iterator[RunningAdapter]:
     """`models` is its store, too."""
     with serving(models, "generate") as adapter:
         yield adapter
@@ -46,12 +46,6 @@ def streaming(models) -> Iterator[RunningAdapter]:
         client.load_model("twice", models / "twice")
         client.load_model("two times", models / "twice")
         yield adapter
-
-
-@pytest.fixture
-def client(generating) -> Iterator[Client]:
-    with generating.client() as client:
-        yield client
 
 
 def events(reply: Reply) -> list[dict]:
@@ -89,8 +83,8 @@ def test_endpoint_calls_may_be_generate(client):
         assert (reply.status, reply.json()["OUT"]) == (200, value)
 
 
-def test_generate_is_what_triton_answers_itself(client, generating):
-    with Client(generating.http_address) as raw:
+def test_generate_is_what_triton_answers_itself(client, adapter):
+    with Client(adapter.http_address) as raw:
         for body in ({"IN": 1.5}, {"IN": [1.5, 2.5]}, {"IN": 1.5, "id": "seven"}):
             theirs = raw.post("/v2/models/plain/generate", body)
             ours = client.post("/invocations", body)

@@ -77,7 +77,7 @@ parameters { key: "adapter_content_types" value { string_value: "image/*" } }
 
 
 @pytest.fixture(scope="module")
-def typed(shared_adapter, model_root) -> Iterator[RunningAdapter]:
+def adapter(shared_adapter, model_root) -> Iterator[RunningAdapter]:
     with shared_adapter.client() as client:
         for name, text in MODELS.items():
             answer = BOTH if name == "two" else "pass"
@@ -102,12 +102,6 @@ def typed(shared_adapter, model_root) -> Iterator[RunningAdapter]:
         unload_all(shared_adapter)
 
 
-@pytest.fixture
-def caller(typed) -> Iterator[Client]:
-    with typed.client() as client:
-        yield client
-
-
 def saved(array: Any, version: tuple[int, int] | None = None) -> bytes:
     file = io.BytesIO()
     np.lib.format.write_array(file, np.asarray(array), version)
@@ -121,11 +115,11 @@ def v2(*rows: list[float]) -> bytes:
 
 
 def invoke(
-    caller: Client, name: str, body: Any, content_type: str = "", accept: str = "", **more: str
+    client: Client, name: str, body: Any, content_type: str = "", accept: str = "", **more: str
 ) -> Reply:
     named = {"Content-Type": content_type, "Accept": accept, **more}
     given = {key.replace("_", "-"): value for key, value in named.items() if value}
-    return caller.post(f"/models/{name}/invoke", body, given)
+    return client.post(f"/models/{name}/invoke", body, given)
 
 
 def told(reply: Reply) -> Any:
@@ -150,9 +144,9 @@ def told(reply: Reply) -> Any:
 
 
 @rows("case", SENT)
-def test_sdk_serializers_read_what_they_asked_for(caller, case):
+def test_sdk_serializers_read_what_they_asked_for(client, case):
     body = base64.b64decode(case["body"])
-    reply = caller.post("/models/numbers/invoke", body, case["headers"])
+    reply = client.post("/models/numbers/invoke", body, case["headers"])
     # bytes without a shape are one example
     expected = (
         [[*VALUES[0], *VALUES[1]]] if case["case"] == "IdentitySerializer, values" else VALUES
@@ -162,10 +156,10 @@ def test_sdk_serializers_read_what_they_asked_for(caller, case):
     assert reply.headers["Content-Type"] == (JSON if accepted == "*/*" else accepted)
 
 
-def test_curl_has_the_answer_to_a_jpeg(typed, tmp_path):
+def test_curl_has_the_answer_to_a_jpeg(adapter, tmp_path):
     image = tmp_path / "image.jpg"
     image.write_bytes(JPEG)
-    url = f"http://{typed.http}/models/images/invoke"
+    url = f"http://{adapter.http}/models/images/invoke"
     asked = ["curl", "-sS", "--fail", "-H", "Content-Type: image/jpeg", "--data-binary"]
     found = subprocess.run(
         [*asked, f"@{image}", "-H", f"Accept: {RAW}", url],
@@ -184,26 +178,26 @@ def test_curl_has_the_answer_to_a_jpeg(typed, tmp_path):
         *((NPY, saved(np.array(VALUES, "f4"))), (CSV, b"0,1.5,2\n3,4,5\n")),
     ],
 )
-def test_any_body_type_has_any_answer_type(caller, content_type, body, accept):
-    reply = invoke(caller, "numbers", body, content_type, accept)
+def test_any_body_type_has_any_answer_type(client, content_type, body, accept):
+    reply = invoke(client, "numbers", body, content_type, accept)
     assert told(reply) == VALUES
     wanted = JSON if accept in {"", "*/*"} else accept
     assert reply.headers["Content-Type"].partition(";")[0] == wanted
 
 
-def test_bytes_are_one_example_of_their_values(caller):
+def test_bytes_are_one_example_of_their_values(client):
     raw = np.array([1, 2, 3], "<f4").tobytes()
-    reply = invoke(caller, "numbers", raw, RAW, RAW)
+    reply = invoke(client, "numbers", raw, RAW, RAW)
     assert (reply.headers["Content-Type"], reply.body) == (RAW, raw)
-    assert refusal(invoke(caller, "numbers", raw[:-1], RAW))[0] == 400
+    assert refusal(invoke(client, "numbers", raw[:-1], RAW))[0] == 400
 
 
-def test_a_string_is_the_body_as_it_is(caller):
+def test_a_string_is_the_body_as_it_is(client):
     every = bytes(range(256)) * 3
     for body in (every, every * 10_000):  # whole, and as a stream
-        assert invoke(caller, "images", body, "image/png", RAW).body == body
-        assert invoke(caller, "images", iter([body[:5], body[5:]]), "image/png", RAW).body == body
-    assert refusal(invoke(caller, "images", b"", "image/png"))[0] == 400
+        assert invoke(client, "images", body, "image/png", RAW).body == body
+        assert invoke(client, "images", iter([body[:5], body[5:]]), "image/png", RAW).body == body
+    assert refusal(invoke(client, "images", b"", "image/png"))[0] == 400
 
 
 @rows(
@@ -214,12 +208,12 @@ def test_a_string_is_the_body_as_it_is(caller):
         *(("numbers", "application/x-www-form-urlencoded"), ("numbers", "text/libsvm")),
     ],
 )
-def test_other_content_type_is_415_with_a_list(caller, name, content_type):
-    reply = invoke(caller, name, b"\1\2\3\4", content_type)
+def test_other_content_type_is_415_with_a_list(client, name, content_type):
+    reply = invoke(client, name, b"\1\2\3\4", content_type)
     assert refusal(reply) == (415, "UnsupportedMediaType", name)
     assert reply.headers["Accept"] in reply.error
     assert reply.headers["Accept"].startswith(f"{JSON}, {BINARY}, ")
-    assert invoke(caller, "numbers", v2([1.0])).status == 200  # on the same connection
+    assert invoke(client, "numbers", v2([1.0])).status == 200  # on the same connection
 
 
 def tensor(datatype: str, shape: list[int], data: list[Any]) -> dict[str, Any]:
@@ -251,17 +245,17 @@ EITHER = f"{JSON}, {BINARY}"
         ("numbers", (JSON, tensor("FP32", [1, 1], [1])), TEXT, f"it is FP32 and no string; {ANY}"),
     ],
 )
-def test_unacceptable_answer_is_406_with_types(caller, name, sent, accept, why):
+def test_unacceptable_answer_is_406_with_types(client, name, sent, accept, why):
     content_type, body = sent
-    reply = invoke(caller, name, body, content_type, accept)
+    reply = invoke(client, name, body, content_type, accept)
     assert refusal(reply) == (406, "NotAcceptable", name)
     assert why in reply.error
 
 
 @rows("accept", [TEXT, f"{TEXT}; charset=utf-8", "text/*", f"text/html, {TEXT};q=0.1"])
-def test_one_string_is_text_for_who_accepts_that(caller, accept):
+def test_one_string_is_text_for_who_accepts_that(client, accept):
     for said in ("é " * 20, "é " * MIB):  # whole, and as a stream
-        reply = invoke(caller, "texts", said.encode(), TEXT, accept)
+        reply = invoke(client, "texts", said.encode(), TEXT, accept)
         assert (reply.status, reply.body.decode()) == (200, said)
         assert reply.headers["Content-Type"] == f"{TEXT}; charset=utf-8"
 
@@ -284,9 +278,9 @@ def test_one_string_is_text_for_who_accepts_that(caller, accept):
         ("numbers", NPY, saved(np.array([[True]])), "the array is BOOL, input 'IN' is FP32"),
     ],
 )
-def test_body_of_wrong_type_is_400_with_reason(caller, name, content_type, body, why):
+def test_body_of_wrong_type_is_400_with_reason(client, name, content_type, body, why):
     for sent in (body, iter([body[:3], body[3:]])):
-        reply = invoke(caller, name, sent, content_type)
+        reply = invoke(client, name, sent, content_type)
         assert refusal(reply) == (400, "InvalidRequest", name)
         assert why in reply.error
 
@@ -301,90 +295,90 @@ def test_body_of_wrong_type_is_400_with_reason(caller, name, content_type, body,
         ("strict", np.zeros((0, 4), "f4")),
     ],
 )
-def test_numbers_become_the_inputs_type_as_in_numpy(caller, name, array):
+def test_numbers_become_the_inputs_type_as_in_numpy(client, name, array):
     """However the body is cut."""
     body = saved(array)
     cut = iter([body[i : i + 7] for i in range(0, len(body), 7)])
     for sent in (body, cut):
-        found = np.load(io.BytesIO(invoke(caller, name, sent, NPY, NPY).body))
+        found = np.load(io.BytesIO(invoke(client, name, sent, NPY, NPY).body))
         assert (found.shape, found.dtype) == (array.shape, "u1" if name == "integers" else "f4")
         assert (found == array.astype(found.dtype)).all()
 
 
-def test_fp16_has_no_json_form(caller):
+def test_fp16_has_no_json_form(client):
     array = np.array([[0.1, 7e4]])
     for accept in ("", "*/*", JSON):
-        assert refusal(invoke(caller, "halves", saved(array), NPY, accept))[0] == 400
+        assert refusal(invoke(client, "halves", saved(array), NPY, accept))[0] == 400
     with np.errstate(over="ignore"):
         expected = array.astype("f2")
-    reply = invoke(caller, "halves", saved(array), NPY, NPY)
+    reply = invoke(client, "halves", saved(array), NPY, NPY)
     assert np.array_equal(np.load(io.BytesIO(reply.body)), expected)
-    assert invoke(caller, "halves", saved(array), NPY, RAW).body == expected.tobytes()
-    assert invoke(caller, "halves", saved(array), NPY, BINARY).body.endswith(expected.tobytes())
+    assert invoke(client, "halves", saved(array), NPY, RAW).body == expected.tobytes()
+    assert invoke(client, "halves", saved(array), NPY, BINARY).body.endswith(expected.tobytes())
 
 
-def test_json_with_binary_output_ignores_accept(caller):
+def test_json_with_binary_output_ignores_accept(client):
     body = json.loads(v2(*VALUES)) | {"parameters": {"binary_data_output": True}}
     for accept in ("", JSON):
-        reply = invoke(caller, "numbers", body, JSON, accept)
+        reply = invoke(client, "numbers", body, JSON, accept)
         assert reply.headers["Content-Type"].startswith(BINARY)
         assert told(reply) == VALUES
 
 
 @pytest.mark.parametrize("name", FINDERS)
-def test_empty_result_is_an_empty_array_or_table(caller, name):
+def test_empty_result_is_an_empty_array_or_table(client, name):
     for found in (0, 2):
         boxes = np.ones((found, 4), FINDERS[name][1])
         image = b"x" * (1 + found)
         for accept, body in {CSV: b"1,1,1,1\n" * found, RAW: boxes.tobytes()}.items():
-            reply = invoke(caller, name, image, "image/png", accept)
+            reply = invoke(client, name, image, "image/png", accept)
             assert (reply.status, reply.headers["Content-Type"]) == (200, accept), reply.body
             assert reply.body == body
         for accept in (NPY, JSON):
-            reply = invoke(caller, name, image, "image/png", accept)
+            reply = invoke(client, name, image, "image/png", accept)
             assert np.array_equal(told(reply), boxes.tolist())
-        reply = invoke(caller, name, image, "image/png", BINARY)
+        reply = invoke(client, name, image, "image/png", BINARY)
         assert reply.body.endswith(b"}}]}" + boxes.tobytes())
 
 
-def test_csv_has_a_limit(caller):
+def test_csv_has_a_limit(client):
     row = b",".join([b"0.25"] * 1000) + b"\n"
-    reply = invoke(caller, "strict", row * 200, CSV, CSV)
+    reply = invoke(client, "strict", row * 200, CSV, CSV)
     assert reply.body == row * 200
-    reply = invoke(caller, "strict", row * 2000, CSV)
+    reply = invoke(client, "strict", row * 2000, CSV)
     assert refusal(reply)[:2] == (413, "PayloadTooLarge")
     assert str(8 * MIB) in reply.error
 
 
-def test_compressed_bodies_of_these_types_are_refused(caller):
-    reply = invoke(caller, "numbers", b"x", NPY, Content_Encoding="gzip")
+def test_compressed_bodies_of_these_types_are_refused(client):
+    reply = invoke(client, "numbers", b"x", NPY, Content_Encoding="gzip")
     assert refusal(reply)[:2] == (415, "UnsupportedMediaType")
     packed = zlib.compress(np.ones(3, "f4").tobytes())
-    reply = invoke(caller, "numbers", packed, RAW, Content_Encoding="deflate")
+    reply = invoke(client, "numbers", packed, RAW, Content_Encoding="deflate")
     assert refusal(reply) == (415, "UnsupportedMediaType", "numbers")
     assert RAW in reply.headers["Accept"]
     packed = zlib.compress(v2(*VALUES))  # as clients send JSON
-    assert told(invoke(caller, "numbers", packed, RAW, Content_Encoding="deflate")) == VALUES
+    assert told(invoke(client, "numbers", packed, RAW, Content_Encoding="deflate")) == VALUES
 
 
-def test_json_is_recognized_within_4096_bytes(typed, caller):
-    assert told(invoke(caller, "strict", b" " * 4095 + v2(*VALUES), RAW)) == VALUES
+def test_json_is_recognized_within_4096_bytes(adapter, client):
+    assert told(invoke(client, "strict", b" " * 4095 + v2(*VALUES), RAW)) == VALUES
     for body in (b" " * 4096 + v2(*VALUES), b" " * 32 * MIB):
-        pid = typed.process.pid
+        pid = adapter.process.pid
         reset_peak(pid)
         before = peak_rss(pid)
-        assert refusal(invoke(caller, "strict", body, RAW))[:2] == (415, "UnsupportedMediaType")
+        assert refusal(invoke(client, "strict", body, RAW))[:2] == (415, "UnsupportedMediaType")
         assert peak_rss(pid) - before < 20 * MIB
 
 
 @pytest.mark.parametrize("content_type", ["", JSON, NPY, CSV, RAW, "image/png", "text/plain", "x"])
 @rows("accept", ["", "text/html", NPY])
-def test_model_without_opt_in_takes_json_alone(caller, content_type, accept):
+def test_model_without_opt_in_takes_json_alone(client, content_type, accept):
     """Whatever its type is said to be. Another body is told what its type would need."""
-    reply = invoke(caller, "plain", v2(*VALUES), content_type, accept)
+    reply = invoke(client, "plain", v2(*VALUES), content_type, accept)
     assert (told(reply), reply.headers["Content-Type"]) == (VALUES, JSON)
     for body in (b"\1\2", iter([b"\1", b"\2"])):
-        reply = invoke(caller, "plain", body, content_type, accept)
+        reply = invoke(client, "plain", body, content_type, accept)
         assert refusal(reply) == (400, "InvalidRequest", "plain")
         assert "failed to parse the request JSON buffer" in reply.error
         if content_type in {NPY, CSV, RAW, "image/png"}:
@@ -396,10 +390,10 @@ def test_model_without_opt_in_takes_json_alone(caller, content_type, accept):
 @settings(
     max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
-def test_any_body_gets_its_answer_or_refusal(caller, noise, at, content_type):
+def test_any_body_gets_its_answer_or_refusal(client, noise, at, content_type):
     whole = saved(np.array(VALUES, "f4"))
     body = whole[:at] + noise + whole[at + len(noise) :] if content_type == NPY else noise
-    reply = invoke(caller, "numbers", body, content_type, NPY)
+    reply = invoke(client, "numbers", body, content_type, NPY)
     if reply.status != 200:
         assert reply.status in {400, 415}, reply.body
         assert refusal(reply)[2] == "numbers"
@@ -409,18 +403,18 @@ def test_any_body_gets_its_answer_or_refusal(caller, noise, at, content_type):
         assert answer.tobytes() == np.load(io.BytesIO(body)).astype("f4").tobytes()
     elif content_type == RAW:
         assert answer.tobytes() == body
-    after = invoke(caller, "numbers", b"7", CSV, CSV)
+    after = invoke(client, "numbers", b"7", CSV, CSV)
     assert after.body == b"7\n"
 
 
 @rows(("name", "dtype"), [("first", "f4"), ("first", "f8"), ("numbers", "f4")])
-def test_large_arrays_are_passed_on_without_being_held(typed, caller, name, dtype):
+def test_large_arrays_are_passed_on_without_being_held(adapter, client, name, dtype):
     """100 MiB of a request, as it is and converted, and of an answer."""
     array = np.ones((100, 2**20 // np.dtype(dtype).itemsize), dtype)
-    pid = typed.process.pid
+    pid = adapter.process.pid
     reset_peak(pid)
     before = peak_rss(pid)
-    answer = np.load(io.BytesIO(invoke(caller, name, saved(array), NPY, NPY).body))
+    answer = np.load(io.BytesIO(invoke(client, name, saved(array), NPY, NPY).body))
     assert (answer == (array if name == "numbers" else [[1.0]])).all()
     assert peak_rss(pid) - before < 20 * MIB
 
