@@ -383,6 +383,11 @@ class Wire:
             pass
         return int.from_bytes(payload[4:8], "big")
 
+    async def ask(self, stream_id: int, block: bytes) -> tuple[bytes, bytes]:
+        """Send a whole call with these headers; return its data, and the block that ended it."""
+        self.send(frames.header_block(stream_id, block, end=False), complete(stream_id))
+        return await self.answer(stream_id)
+
     async def answer(self, stream_id: int) -> tuple[bytes, bytes]:
         """Data, and the block that ended the stream."""
         data = b""

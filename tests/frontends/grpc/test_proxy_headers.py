@@ -13,7 +13,6 @@ from tests.cases import case, rows
 from tests.frontends.grpc.proxy_listener import (
     INFER,
     STREAM,
-    Wire,
     begin,
     complete,
     echo,
@@ -56,9 +55,7 @@ UNKNOWN_ENCODING = (b"grpc-encoding", b"snappy")
 @pytest.mark.parametrize("path", [INFER, STREAM])
 async def test_unknown_encoding_is_told_the_known_ones(proxy, wire, path):
     """As the compression of gRPC has it, so that the caller may choose another one."""
-    wire.send(begin(1, path, UNKNOWN_ENCODING))
-    wire.send(complete(1))
-    _, block = await wire.answer(1)
+    _, block = await wire.ask(1, head_of(path, UNKNOWN_ENCODING))
     assert status(block) == "UNIMPLEMENTED"
     trailers = dict(Decoder().decode(block, raw=True))
     assert trailers[b"grpc-accept-encoding"] == b"identity,deflate,gzip"
@@ -72,11 +69,11 @@ async def test_unknown_encoding_is_told_the_known_ones(proxy, wire, path):
 async def test_odd_headers_fail_their_call_alone(proxy, wire, path):
     for number, (name, odd) in enumerate(ODD.items()):
         with case(name):
-            _, trailers = await answered(wire, 4 * number + 1, head_of(path, odd))
+            _, trailers = await wire.ask(4 * number + 1, head_of(path, odd))
             assert status(trailers) == "INVALID_ARGUMENT"
             assert b"InvalidRequest: " in trailers
             assert odd[0] in trailers
-            data, _ = await answered(wire, 4 * number + 3, head_of(INFER))
+            data, _ = await wire.ask(4 * number + 3, head_of(INFER))
             assert len(data) > 5
             assert proxy.in_flight("m") == 0
 
@@ -86,7 +83,7 @@ async def test_a_call_without_te_trailers_is_told_so(proxy, wire, path):
     """The C core of gRPC resets the stream without a word, and never begins with the call."""
     head = [(b":method", b"POST"), (b":scheme", b"http"), (b":path", path.encode())]
     head += [(b":authority", b"x"), (b"content-type", b"application/grpc")]
-    _, trailers = await answered(wire, 1, b"\x20" + encoded(head))
+    _, trailers = await wire.ask(1, b"\x20" + encoded(head))
     assert status(trailers) == "INVALID_ARGUMENT"
     assert b"te must be trailers" in trailers
 
@@ -100,21 +97,15 @@ async def test_unknown_compressed_flag_is_refused(proxy, wire, path):
     data, trailers = await wire.answer(1)
     assert (data, status(trailers)) == (b"", "UNIMPLEMENTED")
     assert b"compressed flag 2" in trailers
-    assert len((await answered(wire, 3, head_of(INFER)))[0]) > 5
+    assert len((await wire.ask(3, head_of(INFER)))[0]) > 5
     assert proxy.in_flight("m") == 0
 
 
 async def test_long_header_name_is_cut_in_the_error(proxy, wire):
     for number, name in enumerate((b"a" * 9000 + b"-bin", b"a/" * 4500)):
-        _, trailers = await answered(wire, 2 * number + 1, head_of(INFER, (name, b"!!")))
+        _, trailers = await wire.ask(2 * number + 1, head_of(INFER, (name, b"!!")))
         assert status(trailers) == "INVALID_ARGUMENT"
         assert len(trailers) < SHORT
-
-
-async def answered(wire: Wire, stream_id: int, head: bytes) -> tuple[bytes, bytes]:
-    wire.send(frames.header_block(stream_id, head, end=False))
-    wire.send(complete(stream_id))
-    return await wire.answer(stream_id)
 
 
 FINE = {
@@ -138,7 +129,7 @@ FINE = {
 async def test_unusual_headers_pass(proxy, wire):
     for number, (name, more) in enumerate(FINE.items()):
         with case(name):
-            data, _ = await answered(wire, 2 * number + 1, head_of(INFER, more))
+            data, _ = await wire.ask(2 * number + 1, head_of(INFER, more))
             assert len(data) > 5
 
 
@@ -162,7 +153,7 @@ async def test_grpc_itself_takes_the_same_headers(grpc_itself):
         async with wire_to(grpc_itself) as wire:
             with case(more):
                 wire.greet()
-                data, trailers = await answered(wire, 1, head_of(INFER, more))
+                data, trailers = await wire.ask(1, head_of(INFER, more))
                 assert status(trailers) == ("OK" if more in FINE.values() else "INTERNAL")
                 assert bool(data) is (more in FINE.values())
 
@@ -203,9 +194,7 @@ async def test_oversized_headers_fail_their_call_alone(proxy, count, size, is_gr
         usual[0] = (b":method", b"POST")
         block = encoder.encode([*usual, (b"last", b"kept")], huffman=False)
         assert (b"kept" in block) is not has_table  # it is sent by its place in the table
-        wire.send(frames.header_block(3, block, end=False))
-        wire.send(complete(3))
-        data, _ = await wire.answer(3)
+        data, _ = await wire.ask(3, block)
         assert len(data) > 5
 
 
@@ -218,17 +207,12 @@ async def test_headers_over_four_limits_end_the_connection(proxy):
 
 async def test_128_headers_pass(proxy, wire):
     more = [(f"x-{i}".encode(), b"v" * 100) for i in range(122)]
-    wire.send(begin(1, INFER, *more))
-    wire.send(complete(1))
-    data, _ = await wire.answer(1)
+    data, _ = await wire.ask(1, head_of(INFER, *more))
     assert len(data) > 5
 
 
 async def test_expired_call_is_late_on_arrival(proxy, wire):
-    block = head_of(INFER, (b"grpc-timeout", b"0m"))
-    wire.send(frames.header_block(1, block, end=False))
-    wire.send(complete(1))
-    _, trailers = await wire.answer(1)
+    _, trailers = await wire.ask(1, head_of(INFER, (b"grpc-timeout", b"0m")))
     assert status(trailers) == "DEADLINE_EXCEEDED"
     assert proxy.methods == set()
 

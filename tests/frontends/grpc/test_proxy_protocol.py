@@ -11,11 +11,9 @@ from adapter.relay.headers import encoded
 from tests.cases import case
 from tests.frontends.grpc.proxy_listener import (
     INFER,
-    Wire,
     begin,
     big_request,
     channel_to,
-    complete,
     data_frames,
     frame,
     head_of,
@@ -187,22 +185,16 @@ HEADERS = [
 ]
 
 
-async def ask(wire: Wire, stream_id: int, block: bytes) -> None:
-    wire.send(frames.header_block(stream_id, block, end=False))
-    wire.send(complete(stream_id))
-    await wire.answer(stream_id)
-
-
 async def test_client_keeps_its_table_until_size_update(proxy):
     """grpc-okhttp acknowledges our SETTINGS and goes on using its table (RFC 7541 section 4.2)."""
     async with wire_to(proxy.address) as wire:
         encoder = Encoder()
         wire.greet()
         for stream_id in (1, 3, 5):
-            await ask(wire, stream_id, encoder.encode([*HEADERS, ("x-own", str(stream_id))]))
+            await wire.ask(stream_id, encoder.encode([*HEADERS, ("x-own", str(stream_id))]))
         encoder.header_table_size = 0
         for stream_id in (7, 9):
-            await ask(wire, stream_id, encoder.encode(HEADERS))
+            await wire.ask(stream_id, encoder.encode(HEADERS))
         assert proxy.counted("OK") == 5
         wire.send(frame(frames.HEADERS, frames.END_HEADERS, 11, FIRST_OF_TABLE))
         assert await wire.ended_with() == Code.COMPRESSION_ERROR
@@ -212,7 +204,7 @@ async def test_a_client_cannot_have_a_table_again(proxy):
     for before in (b"", b"\x20"):
         async with wire_to(proxy.address) as wire:
             wire.greet()
-            await ask(wire, 1, before + head_of()[1:])
+            await wire.ask(1, before + head_of()[1:])
             larger = b"\x3f\xe1\x1f" + head_of()[1:]
             wire.send(frame(frames.HEADERS, frames.END_HEADERS, 3, larger))
             assert await wire.ended_with() == Code.COMPRESSION_ERROR
@@ -224,14 +216,14 @@ async def test_tables_of_two_clients_are_apart(proxy):
     for greeting in (b"\x20", b"", b"\x20", b""):
         async with wire_to(proxy.address) as wire:
             wire.greet()
-            await ask(wire, 1, greeting + head_of()[1:])
-            await ask(wire, 3, head_of()[1:] + adds)
+            await wire.ask(1, greeting + head_of()[1:])
+            await wire.ask(3, head_of()[1:] + adds)
             refers = frames.header_block(5, head_of()[1:] + FIRST_OF_TABLE, end=False)
             if greeting:
                 wire.send(refers)
                 assert await wire.ended_with() == Code.COMPRESSION_ERROR
             else:
-                await ask(wire, 5, head_of()[1:] + FIRST_OF_TABLE)
+                await wire.ask(5, head_of()[1:] + FIRST_OF_TABLE)
 
 
 def test_headers_are_encoded_as_others_read_them():

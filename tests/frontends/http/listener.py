@@ -234,10 +234,6 @@ class Listener:
         served.add_up()
         return served
 
-    def count(self, frontend: str, method: str, code: int) -> int:
-        """Answers counted so far."""
-        return self.served(frontend, method).codes.get(code, 0)
-
     @property
     def connection(self) -> Connection:
         """The only connection that there is."""

@@ -338,15 +338,6 @@ async def test_unread_body_holds_the_caller_back(listener, caller, path):
     await sending
 
 
-async def test_answers_are_counted_by_contract_operation_and_status(listener, caller):
-    for path in (PLANNED, "/models/other/invoke", "/invocations", "/v2/models/m/infer"):
-        await caller.ask(request(path))
-    assert listener.count("sagemaker", "invoke", 200) == 1
-    assert listener.count("sagemaker", "invoke", 404) == 1
-    assert listener.count("sagemaker", "invocations", 200) == 1
-    assert listener.count("v2", "infer", 200) == 1
-
-
 @both
 async def test_more_than_128_headers_are_refused(listener, path):
     for more, status in ((126, 200), (127, 400)):

@@ -124,14 +124,6 @@ def test_inference_asking_too_much_is_not_believed():
     assert judged(CUDA.format(1000), 0, around) == OUT_OF_MEMORY
 
 
-def test_inference_that_asks_for_little_is_believed_once():
-    around = scene(reading(one=830))  # 170 are free
-    assert judged(CUDA.format(17), 0, around) == OUT_OF_MEMORY
-    assert judged(CUDA.format(17), 1, around) == (Outcome.FAILED, Evidence.FAR_MORE_FREE)
-    assert judged(CUDA.format(18), 1, around) == OUT_OF_MEMORY
-    assert judged(BARE_CUDA, 9, around) == OUT_OF_MEMORY  # its text has no figure
-
-
 def test_fourth_failure_alone_is_for_good():
     around = scene(reading(one=830))
     assert judged(BARE_CUDA, 2, around, is_only_model=True) == OUT_OF_MEMORY

@@ -1,7 +1,6 @@
 """Random sequences of loads, unloads, failures and readings, and what must hold in all of them.
 
-`TrueWorld` knows what each model takes, and shows it in its readings. `AnyBooks` has readings that
-may say anything: decisions must be consistent with the books all the same. Figures are MiB.
+`TrueWorld` knows what each model takes, and shows it in its readings. Figures are MiB.
 """
 
 from hypothesis import strategies as st
@@ -12,25 +11,20 @@ from hypothesis.stateful import (
     rule,
 )
 
-from adapter.core import times
 from adapter.core.admission import (
     Answer,
     Evictable,
     MemoryRequest,
-    Purpose,
-    Reason,
     decide,
 )
 from adapter.core.ledger import DeviceBook, Ledger
 from adapter.core.memory import Device
 from adapter.core.model import TritonName
-from adapter.core.sizes import Basis, Need
 from tests.unit.core.books import GPU, MIB, package
 
 LIMIT = 1000
 TRITON = 40
 KEYS = "abcdefgh"
-LEAST = 64
 
 
 class TrueWorld(RuleBasedStateMachine):
@@ -166,179 +160,3 @@ class TrueWorld(RuleBasedStateMachine):
 
 
 TestTrueWorld = TrueWorld.TestCase
-
-DEVICES = ("0", "1")
-COUNTS = st.integers(0, 1200)
-SIZES = st.dictionaries(st.sampled_from(DEVICES), COUNTS, min_size=1)
-NAMES = st.sampled_from(KEYS)
-
-
-def size_of(size):
-    return {Device(device): count * MIB for device, count in size.items()}
-
-
-class AnyBooks(RuleBasedStateMachine):
-    """Two devices and any sequence of calls, with readings that may say anything."""
-
-    @initialize(headroom=st.sampled_from([0, 50]))
-    def begin(self, headroom):
-        self.ledger = Ledger(
-            {Device(device): DeviceBook(LIMIT * MIB, headroom * MIB) for device in DEVICES}
-        )
-        self.now = 0.0
-
-    @rule(
-        used=st.dictionaries(st.sampled_from(DEVICES), st.integers(0, 1500)), lag=st.integers(0, 9)
-    )
-    def observe(self, used, lag):
-        self.now += 1
-        self.ledger.observe(size_of(used), self.now, lag)
-        for device in used:
-            book = self.ledger.devices[device]
-            if book.used_bytes is not None:
-                moving = self.ledger.reserved(device) + self.ledger.leaving(device)
-                assert book.used_bytes - moving <= book.settled_bytes <= book.used_bytes
-
-    @rule(seconds=st.integers(0, 9))
-    def wait(self, seconds):
-        self.now += seconds
-        self.ledger.advance(self.now)
-
-    @rule(name=NAMES, size=SIZES, is_known=st.booleans(), is_declared=st.booleans())
-    def begin_load(self, name, size, is_known, is_declared):
-        if name not in self.ledger.models and name not in self.ledger.loads:
-            self.ledger.begin_load(TritonName(name), self.need(name, size, is_known, is_declared))
-
-    def need(self, key, size, is_known, is_declared):
-        count = size_of(size)
-        known = count if is_known else {}
-        basis = Basis.MEASURED if is_known else Basis.FILES
-        declared = count if is_known and is_declared else {}
-        return Need(key, count, basis, is_known=is_known, declared=declared, known_bytes=known)
-
-    @rule(name=NAMES)
-    def end_load(self, name):
-        if name in self.ledger.loads:
-            self.ledger.end_load(TritonName(name), self.now)
-
-    @rule(name=NAMES, reported=st.just({}) | SIZES)
-    def settle(self, name, reported):
-        if name in self.ledger.loads and self.ledger.can_settle(name):
-            settlement = self.ledger.settle(TritonName(name), size_of(reported))
-            assert all(count >= 0 for count in settlement.booked.values())
-
-    @rule(name=NAMES, is_memory=st.booleans())
-    def fail_load(self, name, is_memory):
-        if name in self.ledger.loads:
-            self.ledger.fail_load(TritonName(name), self.now, is_memory=is_memory)
-
-    @rule(name=NAMES)
-    def begin_unload(self, name):
-        if name in self.ledger.models and name not in self.ledger.unloads:
-            self.ledger.begin_unload(TritonName(name))
-
-    @rule(name=NAMES)
-    def end_unload(self, name):
-        self.ledger.end_unload(TritonName(name), self.now)
-
-    @rule(name=NAMES)
-    def strand(self, name):
-        is_known = name in self.ledger.loads or name in self.ledger.unloads
-        if is_known and name not in self.ledger.stuck:
-            self.ledger.strand(TritonName(name))
-
-    @rule(name=NAMES)
-    def free_stuck(self, name):
-        self.ledger.free_stuck(TritonName(name), self.now)
-
-    @rule(name=NAMES)
-    def note_futile_eviction(self, name):
-        self.ledger.record_futile_eviction(name, self.now)
-
-    @rule()
-    def exit(self):
-        self.ledger.start_life()
-
-    @rule(
-        key=NAMES,
-        size=SIZES,
-        flags=st.tuples(st.booleans(), st.booleans()),
-        evictable=st.sets(NAMES),
-        busy=st.sets(NAMES),
-        terms=st.tuples(st.sampled_from(Purpose), st.integers(0, 9), st.integers(-3, 9)),
-    )
-    def ask(self, *, key, size, flags, evictable, busy, terms):
-        need = self.need(key, size, *flags)
-        purpose, waited, remaining = terms
-        candidates = tuple(Evictable(TritonName(name), name in busy) for name in sorted(evictable))
-        request = MemoryRequest(purpose, self.now - waited, self.now + remaining, candidates)
-        decision = decide(self.ledger, need, request, self.now)
-        self.check_figures(decision)
-        if decision.answer is Answer.TOO_LARGE:
-            self.check_permanent_refusal(decision)
-        elif decision.answer is Answer.EVICT:
-            self.check_eviction(decision, evictable, busy)
-        elif decision.answer is Answer.INSUFFICIENT:
-            self.check_refusal(decision)
-
-    def check_figures(self, decision):
-        figures = decision.figures
-        assert figures.device in decision.need.bytes
-        assert figures.needed_bytes >= 0
-        assert figures.free_bytes >= 0
-        assert figures.limit_bytes == LIMIT * MIB
-
-    def check_permanent_refusal(self, decision):
-        """Check that the reason of a refusal for good still holds."""
-        book = self.ledger.devices[decision.figures.device]
-        if decision.reason is Reason.DECLARED:
-            count = decision.need.declared[decision.figures.device]
-            assert count > book.limit_bytes - (book.empty_bytes or 0)
-            return
-        assert decision.reason is Reason.TRIED
-        tried = self.ledger.tried[decision.need.package_key]
-        for device in decision.need.bytes.keys() & tried.keys():
-            book = self.ledger.devices[device]
-            stays = book.settled_bytes - self.ledger.booked(device)
-            assert book.limit_bytes - stays <= tried[device] + LEAST * MIB
-
-    def check_eviction(self, decision, evictable, busy):
-        """Check that by the books the eviction can be enough."""
-        ledger = self.ledger
-        assert decision.victims
-        loaded = ledger.evictable()
-        assert set(decision.victims) <= (evictable - busy) & loaded.keys()
-        evicted_at = ledger.futile_evictions.get(decision.need.package_key, -100)
-        assert self.now - evicted_at >= times.RECENT_SECONDS
-        for device, count in decision.need.bytes.items():
-            book = ledger.devices[device]
-            stays = sum(
-                booked.get(device, 0)
-                for name, booked in ledger.models.items()
-                if name not in evictable
-            )
-            unbooked = sum(
-                size.get(device, 0)
-                for name, size in loaded.items()
-                if name in evictable and name not in ledger.models
-            )
-            room = book.limit_bytes - book.headroom_bytes - (book.empty_bytes or 0)
-            assert count <= room - (ledger.reserved(device) - unbooked) - stays
-
-    def check_refusal(self, decision):
-        """Check that something is on a lacking device: on an empty one a load is tried."""
-        lacking = [
-            device
-            for device, count in decision.need.bytes.items()
-            if count > self.ledger.free(device)
-        ]
-        ledger = self.ledger
-        sizes = list(ledger.models.values())
-        sizes += [load.reserved for load in ledger.loads.values()]
-        sizes += [leaving.booked for leaving in ledger.unloads.values()]
-        sizes += [leaving.booked for leaving in ledger.returning]
-        sizes += ledger.stuck.values()
-        assert any(device in size for size in sizes for device in lacking)
-
-
-TestAnyBooks = AnyBooks.TestCase

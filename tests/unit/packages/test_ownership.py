@@ -218,27 +218,6 @@ async def test_remove_leaves_what_others_own(packages, root, repository):
 # --- what is served
 
 
-async def test_what_was_confirmed_is_found_by_next_run(packages, root, repository):
-    placement = await place(packages, "a", make(root / "m"))
-    await packages.confirm(NAME, SOURCE, "key", HELD)
-    assert await Packages(repository, []).staged() == [
-        StagedModel(
-            NAME,
-            ModelId("id of a"),
-            placement,
-            is_loaded=True,
-            source=SOURCE,
-            can_load_again=True,
-            content_key="key",
-            held=HELD,
-        )
-    ]
-    await packages.confirm(NAME, SOURCE, "key", {HOST: 9})
-    (staged,) = await packages.staged()
-    assert staged.held == {HOST: 9}
-    assert set(tree(repository / "a")) == {"1", "config.pbtxt", MARKER}
-
-
 @pytest.mark.parametrize("brought", [{"config": "x" * 9999}, {"files": (("1/model.py", b"x"),)}])
 async def test_model_of_request_files_cannot_be_reloaded(brought, packages, root, repository):
     """What a request brought is not noted."""

@@ -1,17 +1,11 @@
 """Series of single models: there while a model is, and while there are few."""
 
-import pytest
-from prometheus_client import CollectorRegistry
-from prometheus_client.openmetrics.parser import text_string_to_metric_families as open_metrics
-from prometheus_client.parser import text_string_to_metric_families as plain
-
 from adapter.core.memory import HOST, Device
 from adapter.core.model import ModelId, ModelSource, TritonName
 from adapter.core.record import LoadedFor, ModelRecord
 from adapter.core.registry import Registry
 from adapter.core.states import ModelEvent
 from adapter.telemetry.gauges import ModelCollector
-from adapter.telemetry.metrics import Metrics
 
 Labels = tuple[tuple[str, str], ...]
 
@@ -86,47 +80,3 @@ def test_too_many_models_have_no_series():
     found = world.series()
     assert found["models_without_series"] == {(): 0}
     assert found["model_requests"].keys() == {of("b"), of("c")}
-
-
-HOSTILE = [
-    *(
-        '"',
-        "\\",
-        "\n",
-        "\r",
-        "\t",
-        " ",
-        "#",
-        "{}",
-        ",",
-        "=",
-        "\x7f",
-        "\x01",
-        "\x85",
-        "\ufeff",
-        "\u2028",
-    ),
-    *('a" 1\n# TYPE x counter\nx{evil="', 'm"} 1\n', "\\n", '\\"', "\\\\", '"\\', "日本", "🜁", "̈"),
-    *("__name__", "le", "NaN", "+Inf", "{{ .Value }}", "$labels", "# EOF", " # {a='b'} 1"),
-]
-
-
-@pytest.mark.parametrize(
-    ("accept", "parse"), [("", plain), ("application/openmetrics-text", open_metrics)]
-)
-def test_label_is_any_model_name(accept, parse):
-    world, metrics = World(), Metrics()
-    for name in HOSTILE:
-        world.load(name)
-    metrics.registry = CollectorRegistry()
-    metrics.registry.register(world.collector)
-    body, _ = metrics.page(accept)
-
-    families = list(parse(body.decode()))
-    assert {family.name for family in families if "model_" in family.name} == {
-        "triton_adapter_model_bytes",
-        "triton_adapter_model_last_used_seconds",
-        "triton_adapter_model_requests",
-    }
-    named = [sample for family in families for sample in family.samples if sample.labels]
-    assert sorted(sample.labels["model"] for sample in named) == sorted(HOSTILE * 3)
