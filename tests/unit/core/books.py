@@ -145,11 +145,11 @@ class Books:
         self.ledger.begin_load(TritonName(name), need)
         self.ledger.send_load(TritonName(name))
 
-    def settle(self, name, **reported) -> Settlement:
+    def settle(self, name) -> Settlement:
         """End a load well; the last reading shows it."""
         self.ledger.end_load(name, self.before_reading)
         assert self.ledger.can_settle(name)
-        return self.ledger.settle(name, to_bytes(reported))
+        return self.ledger.settle(name)
 
     def fail(self, name, *, is_memory=True):
         self.ledger.fail_load(name, self.before_reading, is_memory=is_memory)

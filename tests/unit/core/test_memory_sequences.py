@@ -114,29 +114,6 @@ def test_load_is_measured_beside_another_device():
     assert books.size("b") == ({"1": 250}, True)
 
 
-def test_load_that_shares_one_device_measures_nothing():
-    books = Books({"0": 1000, "1": 1000})
-    books.read(**{"0": 0, "1": 0})
-    books.load("a", guess(key="a", **{"0": 100, "1": 100}))
-    books.load("b", guess(key="b", **{"1": 100}))
-    books.read(**{"0": 150, "1": 200})
-    books.settle("a")
-    assert books.size("a") == ({"0": 150, "1": 100}, False)
-
-
-def test_measurement_outlives_guesses():
-    books = gpu(1000)
-    books.load("a", guess(100, key="a"))
-    books.read(300)
-    books.settle("a")
-    books.unload("a", 0)
-    books.load("k", known(100, key="k"))
-    books.load("a", books.need("a"))
-    books.read(350)
-    books.settle("a")  # beside k: booked, not measured
-    assert books.size("a") == ({GPU: 300}, True)
-
-
 def test_reading_without_device_leaves_it_to_books():
     books = Books({"0": 1000, "1": 1000})
     books.read(**{"0": 100, "1": 100})
@@ -324,16 +301,6 @@ def test_load_that_exit_broke_off_is_no_proof():
     assert books.ledger.tried == {}
 
 
-def test_second_load_makes_no_proof():
-    books = gpu(1000)
-    books.load("a", guess(100, key="a"))
-    books.load("k", known(100, key="k"))  # a had less than everything
-    books.fail("a")
-    books.fail("k", is_memory=False)
-    books.read(0)
-    assert books.answer(books.need("a")) is Answer.ADMIT
-
-
 def test_try_proves_nothing_where_nothing_is_read():
     """A neighbour may have had the memory, and nobody would see it leave."""
     books = gpu(1000, used=None)
@@ -353,18 +320,6 @@ def test_noise_of_readings_ends_no_refusal():
     assert books.answer(books.need("a")) is Answer.TOO_LARGE
     books.read(335)
     assert books.answer(books.need("a")) is Answer.ADMIT
-
-
-def test_known_need_rises_after_second_shortage():
-    """The first time a neighbour may have come. With twice its size it would fit nowhere."""
-    books = gpu(1000, used=0)
-    books.add("a", 100)
-    for needed in (400, 400, 800):
-        need = books.need("n", declared=400)
-        assert to_mib(need.bytes) == {GPU: needed}
-        books.load("n", need)
-        books.fail("n")
-        books.read(100)
 
 
 def test_success_ends_shortage_and_proof():
@@ -537,12 +492,6 @@ def test_busy_model_elsewhere_is_not_awaited():
     assert books.victims(known(**{"0": 950}), evict="ab", busy="b") == ["a"]
 
 
-def test_candidate_that_has_left_is_no_victim():
-    books = gpu(1000)
-    books.add("a", 600)
-    assert books.victims(known(500), evict=["gone", "a"]) == ["a"]
-
-
 def test_idle_model_elsewhere_is_evicted_before_busy_one():
     books = Books({"0": 1000, "1": 1000})
     books.read(**{"0": 0, "1": 0})
@@ -569,11 +518,6 @@ def test_anything_is_admitted_where_nothing_has_a_limit():
     books.ledger.begin_unload("a")
     books.ledger.end_unload("a", books.before_reading)
     assert books.ledger.returning == []
-
-
-def test_headroom_above_the_room_refuses_nothing_for_good():
-    books = gpu(400, used=390, headroom=20)
-    assert books.answer(books.need("a", files=100)) is Answer.TRY
 
 
 @pytest.mark.parametrize(

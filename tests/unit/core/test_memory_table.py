@@ -149,26 +149,6 @@ def test_unload_is_answered_when_most_is_back():
     assert is_unload_done(small, to_bytes({GPU: 422}), 0)  # less than others' noise
 
 
-def test_lagging_reading_ends_no_load_early():
-    books = gpu(1000)
-    books.load("a", known(400, key="a"))
-    books.ledger.end_load("a", books.before_reading)
-    books.read(200, lag=3)  # 1 s after the end: shows 2 s before it
-    assert not books.ledger.can_settle("a")
-    assert books.free() == 600
-    books.read(400, lag=3, after=2)  # 3 s after the end
-    assert books.ledger.can_settle("a")
-    books.ledger.settle("a")
-    assert books.free() == 600
-    assert books.size("a") == ({GPU: 400}, True)
-    books.ledger.begin_unload("a")
-    books.ledger.end_unload("a", books.before_reading)
-    books.read(400, lag=3)  # still shows a
-    assert books.answer(known(900)) is Answer.WAIT
-    books.read(0, lag=3, after=2)
-    assert books.answer(known(900)) is Answer.ADMIT
-
-
 def test_books_alone_count_when_readings_stop():
     books = gpu(1000, used=50)
     books.add("a", 300)
@@ -240,14 +220,6 @@ def test_unload_beside_a_load_measures_nothing():
     assert books.size("u") == ({GPU: 200}, False)
 
 
-def test_unknown_sizes_have_a_floor():
-    books = gpu(400, used=11)
-    books.add("a", 350)
-    need = books.need("u", files=5)
-    assert to_mib(need.bytes) == {GPU: 64}
-    assert books.answer(need) is Answer.INSUFFICIENT
-
-
 def test_limit_above_the_device_is_lowered():
     assert limit_of(30000, 24000) == 24000
     assert limit_of(10000, 24000) == 10000
@@ -305,30 +277,3 @@ def test_modelmesh_loads_use_the_headroom():
     assert books.decide(known(280), **planned).reason is Reason.IN_PROGRESS
     books.unload("a", 250)  # ModelMesh was told that c takes 250
     assert books.answer(known(280), **planned) is Answer.ADMIT
-
-
-def test_stuck_load_keeps_its_bytes():
-    books = gpu(1000)
-    books.load("s", known(300, key="s"))
-    books.read(100)
-    books.ledger.strand("s")
-    assert books.free() == 700
-    assert not books.ledger.is_in_progress([GPU])
-    books.load("a", guess(200, key="a"))
-    books.read(500)  # s has 100, a 400
-    books.settle("a")
-    assert books.size("a") == ({GPU: 400}, True)
-    assert books.free() == 300
-    books.ledger.free_stuck("s", books.before_reading)
-    books.read(400)
-    assert books.free() == 600
-
-
-def test_size_that_triton_reports_is_booked():
-    books = gpu(1000)
-    books.load("a", guess(100, key="a"))
-    books.read(500)  # 200 are CUDA's context, which stays
-    books.settle("a", gpu=300)
-    books.read(500)
-    assert books.size("a") == ({GPU: 300}, True)
-    assert books.free() == 500
