@@ -9,7 +9,7 @@ import h11
 import pytest
 
 from adapter.frontends.http.head import END, MisreadHead, RawHead, read_head
-from tests.frontends.http.listener import PLANNED, Listener, turns
+from tests.frontends.http.listener import PLANNED
 from tests.frontends.http.readings import CODINGS, LENGTHS, LINES, OTHERS
 
 SEED = int(os.environ.get("NIGHTLY_SEED", "1"))
@@ -104,15 +104,3 @@ def test_heads_are_read_as_h11_reads_them():
     sys.stdout.write(f"seed {SEED}\n")
     seen = compare(random.Random(SEED), COUNT)
     assert min(seen["refused"], seen["read"]) > COUNT / 10
-
-
-@pytest.mark.parametrize("field", ["Content-Length: 2", *LONG_LENGTHS[:3]])
-async def test_split_head_is_read_as_a_whole(listener: Listener, field: str) -> None:
-    raw = f"POST {PLANNED} HTTP/1.1\r\nHost: x\r\n{field}\r\n\r\n{{}}".encode()
-    whole = await (await listener.connect()).ask(raw)
-    for at in range(1, len(raw)):
-        caller = await listener.connect()
-        await caller.send(raw[:at])
-        await turns(2)
-        assert (await caller.ask(raw[at:])).status == whole.status
-        await caller.close()

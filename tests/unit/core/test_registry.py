@@ -228,6 +228,13 @@ def test_lost_model_makes_room_for_its_load(registry):
         registry.apply(lost, ModelEvent.FORGOTTEN)
 
 
+def test_dead_model_is_lost_with_triton(registry):
+    record = bring(registry, ModelState.DEAD)
+    registry.apply(record, ModelEvent.LOST)
+    assert registry.records() == [record]
+    assert record.state is ModelState.LOST
+
+
 def test_freed_model_leaves_the_later_load(registry):
     stuck = bring(registry, ModelState.STUCK)
     record = bring(registry, ModelState.READY)

@@ -3,6 +3,7 @@
 import pytest
 
 from adapter.codecs import content_types
+from adapter.codecs.base import Source
 from adapter.codecs.csv import Csv
 from adapter.codecs.npy import Npy
 from adapter.codecs.raw import Octets, Raw
@@ -11,6 +12,7 @@ from adapter.errors import InvalidRequest, NotAcceptable, NotJson, UnsupportedMe
 from adapter.frontends.http import binary
 from adapter.frontends.http.content_types import (
     answer_type,
+    as_request,
     codec_for,
     explained,
     is_typed,
@@ -76,6 +78,12 @@ def test_a_body_is_what_its_type_says(given, types, kind):
 )
 def test_best_of_types_that_caller_accepts_is_told(accept, told):
     assert answer_type(accept, NUMBERS, is_choosing=False) == told
+
+
+async def test_refused_body_is_told_with_its_type():
+    codec = codec_for(CSV, NUMBERS, is_packed=False)
+    with pytest.raises(InvalidRequest, match=r"^text/csv: row 1: 'a' is not a valid FP32"):
+        await as_request(codec, Source(b"a"), 1, NUMBERS, JSON)
 
 
 def test_refused_type_says_which_q_allows_it():
