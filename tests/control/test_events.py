@@ -4,6 +4,7 @@ import asyncio
 import logging
 
 from adapter.control.ports import StoreSettings
+from adapter.core.record import Step
 from tests.control.fakes import MIB, Script
 from tests.control.stage import A, B, C, Stage, played
 
@@ -30,6 +31,26 @@ def test_eviction_tells_for_whom(caplog):
     [unloading] = find(caplog, "model.unloading")
     assert (unloading.evicted, unloading.evicted_for) == ("room", "b")
     assert "1 call x" in unloading.worth
+
+
+def test_wait_names_the_models_before_it(caplog):
+    """/debug/state and `ps` show whom a load waits for, and so does its line."""
+    caplog.set_level(logging.INFO)
+
+    @played
+    async def sequence():
+        async with Stage({"a": Script(load_seconds=9), "b": Script()}) as stage:
+            first = asyncio.create_task(stage.load(A))
+            await asyncio.sleep(2)
+            second = asyncio.create_task(stage.load(B))
+            await asyncio.sleep(2)
+            [waiting] = stage.control.registry.records_of(B)
+            assert (waiting.step, waiting.blockers) == (Step.TURN, ("a",))
+            await asyncio.gather(first, second)
+
+    sequence()
+    [line] = find(caplog, "model.load_waits")
+    assert (line.model_id, line.waits_for, line.awaits) == ("b", "turn", ["a"])
 
 
 def test_replaced_version_counts_as_evicted(caplog):

@@ -1068,7 +1068,9 @@ async def test_person_may_try_a_given_up_model():
     async with Stage({"a@1": Script(load_ends_triton=True), "a@2": Script()}) as stage:
         stage.control.desired.preload({A: ArtifactKey("", A)})
         await asyncio.sleep(120)
-        await fails(stage.call(A), GivenUp)
+        error = await fails(stage.call(A), GivenUp)
+        assert "is given up until" in str(error)
+        assert "3 exits of Triton" in str(error)
         stage.store.versions["a"] += 1
         assert stage.control.on_demand is not None
         assert await stage.control.on_demand.load(A)
