@@ -17,7 +17,8 @@ is a part of the limit, and the same rules hold in it.
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from enum import Enum
 from operator import attrgetter
 from typing import Protocol
@@ -252,6 +253,22 @@ class ByteBudget:
     def count(self, size: int) -> None:
         """Count `size` bytes that somebody else bounds; negative when they are released."""
         self.all.held += size
+
+    @contextmanager
+    def hold_answer(self, size: int) -> Iterator[None]:
+        """Count an answer of `size` bytes, all in memory, while the context lasts. Raises
+        TooManyWaiting without room for it.
+        """
+        if self.held + size > self.limit:
+            raise TooManyWaiting(
+                f"there is no room for an answer of {size} bytes: {self.held} of {self.limit} "
+                "bytes are in memory for all callers; ask for less at a time, or try again later"
+            )
+        self.count(size)
+        try:
+            yield
+        finally:
+            self.count(-size)
 
     def has_buffer_for(self, size: int) -> bool:
         """Return whether `size` more bytes may be buffered for their receiver."""

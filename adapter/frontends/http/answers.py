@@ -9,6 +9,7 @@ from typing import Any
 from adapter.frontends.http.chunks import write_chunk
 from adapter.frontends.http.connection import Connection, Request
 from adapter.frontends.http.instrumentation import encoded, write_fields
+from adapter.runtime import clock
 
 # To join a head with so short a body costs less than a second write.
 JOINED_BYTES = 2**14
@@ -96,6 +97,17 @@ def write_answer(request: Request, answer: Answer) -> None:
         transport.write(head + body)
     else:
         transport.writelines((head, body))
+
+
+async def write_large_answer(request: Request, answer: Answer) -> None:
+    """Write a whole answer in a task. Its bytes count in the budget of callers' bytes until the
+    client has taken them. Raises TooManyWaiting without room for them.
+    """
+    with request.connection.parts.budget.hold_answer(len(answer.body)):
+        write_answer(request, answer)
+        started_at = clock.monotonic()
+        await request.connection.drain()
+        request.callers_seconds += clock.monotonic() - started_at
 
 
 class StreamedAnswer:

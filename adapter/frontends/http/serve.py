@@ -36,7 +36,8 @@ class ByHand:
     task.
     """
 
-    try_by_hand: Handle  # answers as a coroutine that is stepped; None if the call needs a task
+    # answers as a coroutine that is stepped; None without an answer written: the call needs a task
+    try_by_hand: Handle
     in_task: Handle
 
     def __call__(self, request: Request) -> Awaitable[Answer | None]:
@@ -210,7 +211,7 @@ async def _answer_beside(handle: Handle, request: Request) -> Answer | None:
     """Return the answer of a handler: by hand if it can, else by a task beside this coroutine."""
     if isinstance(handle, ByHand):
         answer = await handle.try_by_hand(request)
-        if answer is not None:
+        if answer is not None or request.status:
             return answer
     return await request.connection.delegate(_answer_here(handle, request))
 

@@ -27,7 +27,7 @@ from adapter.core.triton_errors import Faults
 from adapter.errors import InvalidRequest
 from adapter.frontends.admin.store_models import ModelListing
 from adapter.frontends.bodies import json_object
-from adapter.frontends.http.answers import Answer, answer_json
+from adapter.frontends.http.answers import Answer, answer_json, write_large_answer
 from adapter.frontends.http.by_hand import gather_body, infer_by_hand
 from adapter.frontends.http.calls import model_of
 from adapter.frontends.http.connection import Request
@@ -132,7 +132,11 @@ class OpenAI:
             return None
         read = partial(read_rows, model, len(texts))
         rows = await infer_by_hand(request, lease, upstream, head, asked, read=read)
-        return _answer_embeddings(lease.record, rows)
+        answer = _answer_embeddings(lease.record, rows)
+        if len(answer.body) <= SLOW_BYTES:
+            return answer
+        await request.connection.delegate(write_large_answer(request, answer))
+        return None
 
     # -- classes ----------------------------------------------------------------------------
 
@@ -182,7 +186,7 @@ class OpenAI:
         field: str,  # of the body, which has the texts
         answer_texts: AnswerTexts,
         request: Request,
-    ) -> Answer | None:
+    ) -> None:
         """Read a call, lease its model, and answer it."""
         # a body that was gathered by hand counts in the budget until the request is answered
         with nullcontext() if request.body else request.hold_body():
@@ -191,10 +195,12 @@ class OpenAI:
                 with waiting_for_caller():
                     raw = await request.read_body(self._max_body)
             body, texts = await converted(len(raw), _parse_call, field, request, raw)
-            answer = partial(answer_texts, body=body, texts=texts)
-            return await self._inferences.attempt(
-                self._inferences.contracts.v2, model_of(request), request, answer
+            answer_call = partial(answer_texts, body=body, texts=texts)
+            answer = await self._inferences.attempt(
+                self._inferences.contracts.v2, model_of(request), request, answer_call
             )
+            if answer is not None:
+                await write_large_answer(request, answer)
 
     async def _infer_rows(
         self, handled: HandledInference, body: Body, texts: Sequence[str]
@@ -207,11 +213,13 @@ class OpenAI:
             self._models[record] = read_text_model(await self._read_config(handled))
         model = self._models[record]
         parameter = choose_output_parameter(model, body)
+        budget = handled.request.connection.parts.budget
         rows: list[bytes] = []
         step = model.max_batch_size or 1
         for at in range(0, len(texts), step):
             part = texts[at : at + step]
             answer, size = await _infer(handled, model, part, parameter)
+            handled.held.enter_context(budget.hold_answer(len(answer)))
             rows += await converted(len(answer), read_rows, model, len(part), answer, size)
         return model, rows
 

@@ -226,6 +226,28 @@ async def test_large_answer_is_read_by_a_thread(
     assert len(threads) == 3
 
 
+@pytest.mark.parametrize("fields", WAYS)
+async def test_unread_vectors_count_until_they_are_taken(fields: tuple[str, ...]) -> None:
+    """A call of 10 KB may have an answer of 100 MB, which its caller need not read."""
+    values = ",".join(["0.1234567890123"] * 2048 * 512)
+    vectors = answer_of(rows_of(values, [2048, 512]))
+    many = call(["a"] * 2048, *fields)
+    limit = 2 * len(vectors)
+    async with (
+        opened(play(says(vectors)), LONG, inflight_bytes=limit) as listener,
+        asyncio.timeout(SECONDS),
+    ):
+        [reader, other] = [await listener.connect() for _ in range(2)]
+        assert (await reader.ask(many)).status == 200
+        await reader.send(many)
+        await until(lambda: listener.budget.held > len(vectors) and not listener.in_flight())
+        refused = await other.ask(many)
+        assert (refused.status, refused.json()["error"]["code"]) == (429, "TooManyWaiting")
+        assert len((await reader.answer()).json()["data"]) == 2048
+        assert (await other.ask(many)).status == 200
+        await until(lambda: not listener.budget.held)
+
+
 async def test_large_classes_are_answered_by_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     """Their probabilities would hold the event loop longer than vectors do."""
     threads: list[threading.Thread] = []

@@ -19,7 +19,6 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_embedder(folder / "single", salt="single", batch=0, dims=-1)
     write_classifier(folder / "moods", labels=("calm", "glad", "so: so"))
     write_classifier(folder / "numbers", batch=0)
-    write_classifier(folder / "many", batch=64, width=2048)
     write_classifier(folder / "latin", labels=("calm", "glad", "sad"))
     (folder / "latin" / "labels.txt").write_bytes(b"calm\ncaf\xe9\nsad\n")
     write_completer(folder / "words")

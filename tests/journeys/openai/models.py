@@ -93,11 +93,9 @@ def write_embedder(
     return folder
 
 
-def write_classifier(
-    folder: Path, *, labels: Sequence[str] = (), batch: int = 8, width: int = 3
-) -> Path:
-    """The class of a text is its number of words, of three classes if there are labels."""
-    write_embedder(folder, salt=folder.name, batch=batch, width=width)
+def write_classifier(folder: Path, *, labels: Sequence[str] = (), batch: int = 8) -> Path:
+    """The class of a text is its number of words, of three."""
+    write_embedder(folder, salt=folder.name, batch=batch, width=3)
     config = folder / "config.pbtxt"
     if labels:
         named = 'label_filename: "labels.txt" dims: [3] }]'

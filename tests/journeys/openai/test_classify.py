@@ -2,8 +2,7 @@
 
 import pytest
 
-from tests.journeys.memory.models import metric
-from tests.running import Client, RunningAdapter
+from tests.running import Client
 
 pytestmark = pytest.mark.triton
 
@@ -37,20 +36,6 @@ def test_label_outside_utf8_gets_replacement_character(client: Client):
             "caf\N{REPLACEMENT CHARACTER}",
             "sad",
         ]
-
-
-def test_many_classes_keep_no_other_caller_waiting(adapter: RunningAdapter, client: Client):
-    """Four million probabilities keep the event loop busy for seconds if it reads and writes them
-    itself.
-    """
-    line = 'triton_adapter_loop_lag_seconds_bucket{le="%s"}'
-    bounds = ("1.0", "+Inf")
-    before = [metric(adapter, line % bound) for bound in bounds]
-    reply = client.post("/v1/classify", {"model": "many", "input": ["one"] * 2048})
-    assert reply.status == 200
-    assert len(reply.json()["data"]) == 2048
-    after = [metric(adapter, line % bound) for bound in bounds]
-    assert after[1] - before[1] == after[0] - before[0]
 
 
 def test_class_without_labels_has_none(client: Client):
