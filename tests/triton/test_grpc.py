@@ -354,24 +354,6 @@ async def test_stream_asks_whether_its_model_is_decoupled():
     assert held.record.is_decoupled
 
 
-async def test_stream_breaking_while_written_lost_triton():
-    """In some of so many grpcio forgets why, and says INTERNAL."""
-
-    async def act(requests: AsyncIterator[bytes], context: Any) -> None:
-        await context.abort(grpc.StatusCode.UNAVAILABLE, "Socket closed")
-
-    async def once(dataplane: GrpcDataPlane) -> None:
-        async with dataplane.stream(STREAM, lease()) as stream:
-            for _ in range(5):
-                await stream.write(b"ab")
-            with pytest.raises(BackendUnavailable):
-                _ = [message async for message in stream.messages()]
-
-    async with dataplane_to(act) as dataplane:
-        for _ in range(10):
-            await asyncio.gather(*(once(dataplane) for _ in range(20)))
-
-
 async def test_abandoned_stream_goes_on_until_tritons_end():
     gate, seen = asyncio.Event(), []
 
