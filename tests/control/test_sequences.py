@@ -1114,6 +1114,19 @@ async def test_load_without_connection_is_stuck():
 
 
 @played
+async def test_external_triton_is_away_for_a_moment():
+    async with Stage({"a": Script(), "b": Script()}, is_embedded=False) as stage:
+        await stage.load(A)
+        await stage.triton.disconnect(2)
+        await asyncio.sleep(1)
+        assert await stage.invoke(A) == "a"
+        stage.triton.exit()
+        await asyncio.sleep(5)
+        assert await stage.wait_and_invoke(A) == "a"
+        await stage.load(B)
+
+
+@played
 async def test_load_follows_one_that_is_undone():
     """A load that is past its limit is none any more, and the next one has a try of its own."""
     scripts = {"a": Script(load_seconds=30), "b": Script()}
