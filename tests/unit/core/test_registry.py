@@ -35,7 +35,6 @@ WAYS = {
     ModelState.STUCK: [ModelEvent.LOAD_SENT, ModelEvent.LOAD_FAILED, ModelEvent.GIVEN_UP],
     ModelState.LOST: [ModelEvent.LOST],
 }
-LIVING = [state for state in ModelState if state is not ModelState.LOST]
 
 
 class Clock:
@@ -190,21 +189,6 @@ def test_rename_is_refused_once_triton_was_asked(registry, state):
 
 
 # -- states -------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("state", LIVING)
-def test_second_load_of_an_id_is_refused(registry, state):
-    known = bring(registry, state)
-    record = make_record(registry)
-    if state is ModelState.STUCK:
-        registry.add(record)
-        assert registry.get(M) is record
-        assert registry.records_of(M) == [known, record]
-        return
-    before = snapshot(registry)
-    with pytest.raises(IllegalTransition):
-        registry.add(record)
-    assert snapshot(registry) == before
 
 
 def test_adopted_model_serves_at_once(registry):
