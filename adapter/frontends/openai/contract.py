@@ -164,7 +164,7 @@ class OpenAI:
             entries = json.loads(body.decode(errors="replace"))["outputs"][0]["data"]
             classes = [entry.split(":", 2) for entry in entries]
             self._labels[record] = {
-                int(number): "".join(label) or None for _, number, *label in classes
+                int(number): "".join(label).rstrip("\r") or None for _, number, *label in classes
             }
         return self._labels[record]
 

@@ -20,7 +20,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_classifier(folder / "moods", labels=("calm", "glad", "so: so"))
     write_classifier(folder / "numbers", batch=0)
     write_classifier(folder / "latin", labels=("calm", "glad", "sad"))
-    (folder / "latin" / "labels.txt").write_bytes(b"calm\ncaf\xe9\nsad\n")
+    (folder / "latin" / "labels.txt").write_bytes(b"calm\ncaf\xe9\r\nsad\n")
     write_completer(folder / "words")
     write_completer(folder / "killed")
     write_completer(folder / "other", prompt="IN", text="OUT")
