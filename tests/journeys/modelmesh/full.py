@@ -102,10 +102,6 @@ def shuffled(names: Sequence[str], *, seed: int) -> list[str]:
     return random.Random(seed).sample(names, len(names))
 
 
-def in_order(*groups: Sequence[str]) -> list[str]:
-    return [name for group in groups for name in group]
-
-
 class Stage:
     """An adapter with a limit of memory, and a ModelMesh whose clients use models of `root`.
 

@@ -172,7 +172,7 @@ def test_slow_callers_time_is_not_the_adapters(adapter, way):
     host, _, port = adapter.http.rpartition(":")
 
     def took() -> tuple[float, float]:
-        """What the adapter took of one such request, and what its caller did."""
+        """Return what the adapter took of one such request, and what its caller did."""
         names = [f"triton_adapter_{name}_seconds_sum{labels}" for name in ("overhead", "caller")]
         before = [counted(adapter, name) for name in names]
         with socket.create_connection((host, int(port)), timeout=30) as caller:
