@@ -55,6 +55,7 @@ class Script:
     load_seconds: float = 1.0
     fault: str = ""  # of its files
     failure: str = ""  # of its load
+    oom_kills: int = 0  # by the kernel, as its load fails
     load_ends_triton: bool = False
     hangs: bool = False
     is_python: bool = False
@@ -110,6 +111,7 @@ class FakeTriton:
         self.end_seconds = 0.0  # from its closed connections to the end of its process
         self.lag_seconds = 0.0
         self.has_readings = True
+        self.oom_kills = 0  # by the kernel
         self.repository: dict[TritonName, Staged] = {}
         self.loading: dict[TritonName, Loaded] = {}
         self.loaded: dict[TritonName, Loaded] = {}
@@ -161,7 +163,9 @@ class FakeTriton:
                 self.exit()
                 raise BackendUnavailable("connection closed", delivered=True)
             if script.failure:
-                raise LoadFailed(script.failure)
+                self.oom_kills += script.oom_kills
+                suspected = "process ended" if script.oom_kills else None
+                raise LoadFailed(script.failure, suspected=suspected)
             for device, size in model.size.items():
                 if self.used[device] + size > self.device_bytes:
                     raise OutOfMemory(
@@ -338,7 +342,13 @@ class FakeTriton:
         }
         host = devices.get(HOST)
         available_bytes = None if host is None else host.limit_bytes - host.used_bytes
-        return MemoryReading(devices, "nvml", self.lag_seconds, available_bytes=available_bytes)
+        return MemoryReading(
+            devices,
+            "nvml",
+            self.lag_seconds,
+            oom_kills=self.oom_kills,
+            available_bytes=available_bytes,
+        )
 
     # -- requests and exits -----------------------------------------------------------------
 
@@ -501,6 +511,7 @@ class FakeStore:
         self.keys = set(keys)
         self.versions: Counter[str] = Counter()
         self.fetch_seconds = 1.0
+        self.answer_seconds = 0.01  # until it says whether a version is current
         self.fetches = 0
         self.kept: Counter[str] = Counter()
         self.idle_seconds: dict[str, float] = {}  # since the last use, at the last release
@@ -554,7 +565,7 @@ class FakeStore:
         return 0, 0
 
     async def is_current(self, artifact: Artifact) -> bool:
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(self.answer_seconds)
         path = artifact.key.path
         if path not in self.keys:
             raise ArtifactNotFound(f"there is no {artifact.key}")

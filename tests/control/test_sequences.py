@@ -33,6 +33,7 @@ from adapter.errors import (
     InsufficientMemory,
     InvalidModel,
     LoadFailed,
+    MemoryFigures,
     ModelNotFound,
     ModelNotReady,
     ModelTooLarge,
@@ -147,6 +148,16 @@ async def test_load_is_retried_after_oom():
         records = stage.control.registry.records()
         assert C in {record.id for record in records}
         assert len(records) == 2
+
+
+@played
+async def test_load_that_kernel_ends_at_once_lacks_memory():
+    """Only the reading from before the load shows that the kernel has ended a process since."""
+    script = Script(load_seconds=0.01, failure="its process ended", oom_kills=1)
+    async with Stage({"a": script}) as stage:
+        await asyncio.sleep(1)
+        error = await fails(stage.load(A), ModelTooLarge)  # with nothing else loaded
+        assert "memory was low" in str(error)
 
 
 @played
@@ -655,6 +666,22 @@ async def test_inference_evicts_no_model_of_other_callers():
 
 
 @played
+async def test_inference_takes_the_reserve_before_models():
+    """The memory reserve is there for inferences: what fits into it costs no model."""
+    async with Stage({"a": Script(300), "b@1": Script(300)}) as stage:
+        await stage.load(A)
+        await stage.call(B)
+        stage.control.ledger.devices[GPU].headroom_bytes = 200 * MIB
+        error = OutOfMemory(
+            "CUDA out of memory",
+            model_id=A,
+            figures=MemoryFigures(350 * MIB, device=GPU),
+        )
+        assert not await stage.control.eviction.make_room_for_inference(error)
+        stage.check(A, B)
+
+
+@played
 async def test_vanished_model_stays_away_without_setting():
     """Somebody may have unloaded it on purpose, past the adapter."""
     async with Stage({"a": Script()}, on_exit=None) as stage:
@@ -747,6 +774,23 @@ async def test_update_keeps_calls_from_being_idle():
 
 
 @played
+async def test_update_in_place_keeps_the_last_call():
+    """The old version is called while the files of the new one are fetched."""
+    settings = StoreSettings(idle_unload_seconds=30)
+    async with Stage({"a@1": Script(600), "a@2": Script(600)}, stores=settings) as stage:
+        await stage.call(A)
+        await asyncio.sleep(10)
+        stage.store.versions["a"] += 1
+        stage.store.fetch_seconds = 25
+        update = asyncio.create_task(stage.update(A))
+        await asyncio.sleep(20)
+        await stage.call(A)
+        await update
+        await asyncio.sleep(10)
+        assert await stage.invoke(A) == "a@2"
+
+
+@played
 async def test_update_in_place_lets_calls_wait():
     scripts = {"1": Script(600), "2": Script(600, declared=600)}
     async with Stage(scripts) as stage:
@@ -798,6 +842,21 @@ async def test_version_that_fails_in_place_is_tried_once():
 
 
 @played
+async def test_update_that_triton_breaks_off_is_repeated():
+    """The new version has not failed, and another try is worth what it costs calls."""
+    settings = StoreSettings(revalidate_seconds=2)
+    scripts = {"a@1": Script(600), "a@2": Script(600, declared=600, load_seconds=5)}
+    async with Stage(scripts, stores=settings) as stage:
+        await stage.call(A)
+        stage.store.versions["a"] += 1
+        await asyncio.sleep(5)
+        assert stage.triton.loading
+        stage.triton.exit()
+        await asyncio.sleep(60)
+        assert await stage.call(A) == "a@2"
+
+
+@played
 async def test_model_that_a_platform_keeps_is_not_updated():
     """Its load says that it is there; another version amid that would be a surprise."""
     settings = StoreSettings(revalidate_seconds=2)
@@ -809,6 +868,20 @@ async def test_model_that_a_platform_keeps_is_not_updated():
         assert len(stage.control.registry.records_of(A)) == 2
         await fails(stage.load(A), AlreadyLoaded)
         await asyncio.sleep(10)
+        assert await stage.call(A) == "a@1"
+
+
+@played
+async def test_store_that_answers_late_updates_no_platform():
+    """A platform may ask for the model while the store is asked for its version."""
+    settings = StoreSettings(revalidate_seconds=2)
+    async with Stage({"a@1": Script(), "a@2": Script()}, stores=settings) as stage:
+        stage.store.answer_seconds = 5
+        await stage.call(A)
+        stage.store.versions["a"] += 1
+        await asyncio.sleep(5)
+        await fails(stage.load(A), AlreadyLoaded)
+        await asyncio.sleep(20)
         assert await stage.call(A) == "a@1"
 
 
@@ -877,6 +950,19 @@ async def test_load_by_name_takes_no_callers_place():
         assert await stage.call(C) == "c@1"
         assert await stage.call(A) == "a@1"
         await asyncio.gather(*loads)
+
+
+@played
+async def test_calls_by_name_take_places_of_callers():
+    """They wait for the same load, and the limit is of all who wait."""
+    settings = StoreSettings(max_waiting_for_one=2)
+    async with Stage({"a@1": Script(load_seconds=5)}, stores=settings) as stage:
+        calls = [asyncio.create_task(stage.call(A))]
+        await asyncio.sleep(2)
+        calls.append(asyncio.create_task(stage.wait_and_invoke(A)))
+        await asyncio.sleep(1)
+        await fails(stage.call(A), TooManyWaiting)
+        assert await asyncio.gather(*calls) == ["a@1", "a@1"]
 
 
 @played
@@ -1022,6 +1108,23 @@ async def test_exit_counts_that_was_silent_first():
 
 
 @played
+async def test_late_end_of_a_request_blames_no_model():
+    """A connection may tell of an exit only once the next Triton is there, which may exit too."""
+    async with Stage({"a": Script()}) as stage:
+        await stage.load(A)
+        await asyncio.sleep(60)
+        lease = stage.models.lease(A)
+        lease.begin()
+        stage.triton.exit()
+        await stage.wait_and_invoke(A)
+        assert A in stage.models.blame.charges
+        lease.end(BackendUnavailable("connection closed", delivered=True))
+        stage.triton.exit()  # the model is idle, and so is healthy
+        await stage.wait_and_invoke(A)
+        assert not stage.models.blame.charges
+
+
+@played
 async def test_lost_models_return_by_their_last_use():
     """The model that callers have used last will be called next. Whoever has sent a call of another
     one after the exit is not asked to load it: it comes back as well.
@@ -1047,6 +1150,18 @@ async def test_store_model_of_a_platform_returns_to_stay():
         assert await stage.control.on_demand.load(A)
         stage.triton.exit()
         await asyncio.sleep(60)
+        stage.check(A)
+
+
+@played
+async def test_unload_ends_the_wait_for_a_slot():
+    """A model that somebody unloads before its load has begun is not loaded after all."""
+    async with Stage({"a@1": Script(load_seconds=5), "b@1": Script()}) as stage:
+        stage.control.desired.slots = asyncio.Semaphore(1)
+        stage.control.desired.preload({A: ArtifactKey("", A), B: ArtifactKey("", B)})
+        await asyncio.sleep(2)
+        await fails(stage.models.unload(B), ModelNotFound)
+        await asyncio.sleep(20)
         stage.check(A)
 
 
@@ -1176,6 +1291,49 @@ async def test_hanging_loads_leave_room_for_others():
         results = await asyncio.gather(*hanging, *more, return_exceptions=True)
         assert {type(one) for one in results} == {UnloadedMeanwhile}
         stage.check(A, B)
+
+
+@played
+async def test_unload_hastens_once_requests_had_their_time():
+    """Triton waits for a request that computes for ever, and its process is not given 30 s more."""
+    async with Stage({"a": Script(is_python=True)}) as stage:
+        await stage.load(A)
+        lease = stage.models.lease(A)
+        lease.begin()
+        stage.triton.unload_seconds = math.inf
+        unload = asyncio.create_task(stage.models.unload(A))
+        await asyncio.sleep(171)  # half of the time limit is for requests
+        stage.triton.unload_seconds = 0.2
+        await asyncio.sleep(10)
+        assert unload.done()
+        lease.end()
+
+
+@played
+async def test_unload_ends_once_its_memory_is_back():
+    """A platform books the memory as free from the answer on."""
+    async with Stage({"a": Script()}) as stage:
+        stage.triton.lag_seconds = 2.0
+        await stage.load(A)
+        await asyncio.sleep(8)
+        await stage.models.unload(A)
+        reading = stage.control.readings.last
+        assert reading is not None
+        assert reading.used[GPU] == stage.triton.base_bytes
+
+
+@played
+async def test_restart_by_adapter_brings_models_of_mesh_back():
+    """The mesh has not seen Triton exit, and would only learn by calls that fail."""
+    scripts = {"a": Script(), "b": Script(hangs=True)}
+    async with Stage(scripts, on_exit=None, load_seconds=20, load_threads=1) as stage:
+        stage.control.status.note_mesh()
+        await stage.load(A)
+        await fails(stage.load(B), BackendTimeout)
+        assert await stage.wait_and_invoke(A) == "a"
+        await asyncio.sleep(400)
+        assert stage.triton.exits == 1
+        stage.check(A)
 
 
 @played

@@ -1,14 +1,15 @@
 """Shows what control tells probes, pages and contracts."""
 
 import asyncio
+import math
 from contextlib import suppress
 
 from adapter.core.model import ModelSource
 from adapter.core.record import OnExit, Step
 from adapter.core.states import ModelState
-from adapter.errors import AdapterError, StubDied
+from adapter.errors import AdapterError, BackendTimeout, StubDied
 from tests.control.fakes import GPU, MIB, Script
-from tests.control.stage import A, B, C, Stage, played
+from tests.control.stage import A, B, C, Stage, fails, played
 
 
 @played
@@ -50,6 +51,16 @@ async def test_lost_models_are_listed_until_loaded_or_unloaded():
         with suppress(AdapterError):
             await stage.models.unload(B)
         assert not state.forgotten()
+
+
+@played
+async def test_stuck_unload_shows_since_when():
+    """Loads are timed by their threads in Triton, and an unload keeps none of them."""
+    async with Stage({"a": Script()}) as stage:
+        record = await stage.load(A)
+        stage.triton.unload_seconds = math.inf
+        await fails(stage.models.unload(A), BackendTimeout)
+        assert stage.control.state.hangs_since(record) == record.state_since
 
 
 @played
