@@ -312,7 +312,7 @@ class TritonWatcher:
             # a call loads its model again; its files may have left the disk
             is_kept = model.is_loaded and not model.source.is_cached
             if is_kept and ready.issuperset(model.placement.names):
-                await self._adopt(model, life)
+                await self._adopt(model)
             else:
                 await self._unload_staged(model)
         self._start_life(life)
@@ -352,8 +352,6 @@ class TritonWatcher:
             await self._handle_exit(self.registry.records())
             self._start_life(life)
             return
-        for record in remaining:
-            record.life = life
         self.status.confirm(life)
         await self.check_models(is_forced=True)
 
@@ -411,7 +409,7 @@ class TritonWatcher:
 
     # -- the start --------------------------------------------------------------------------
 
-    async def _adopt(self, model: StagedModel, life: int) -> None:
+    async def _adopt(self, model: StagedModel) -> None:
         record = ModelRecord(
             id=model.model_id,
             name=model.name,
@@ -419,7 +417,6 @@ class TritonWatcher:
             loaded_for=LoadedFor.PLATFORM,
             is_source_complete=model.can_load_again,
             package=describe_staged(model),
-            life=life,
             gpu=model.gpu,
         )
         record.usage.used_at = clock.monotonic()

@@ -112,7 +112,7 @@ class ModelRecord:
     load_seconds: float = 0.0  # in Triton
 
     # -- where it is in Triton ------------------------------------------------------------------
-    life: int = 0  # number of the Triton that loaded it
+    life: int = 0  # number of the Triton that its load began in; read by the load alone
     placement: Placement = field(default_factory=lambda: Placement(()))  # by Registry.place
     gpu: int | None = None  # CUDA's number, None where Triton or the package decides
     instances: frozenset[str] = frozenset()  # with a python process when the load ended
