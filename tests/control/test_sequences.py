@@ -593,6 +593,30 @@ async def test_inference_that_runs_out_is_judged():
 
 
 @played
+async def test_forget_begins_a_new_row_of_failures():
+    """An operator has changed what the model computes with, and calls it anew."""
+    async with Stage({"a": Script(request_runs_out=True)}) as stage:
+        record = await stage.load(A)
+        await judge_five(stage, record)
+        stage.models.forget(A)
+        kinds = await judge_five(stage, record)
+        assert kinds[0] is OutOfMemory
+
+
+@played
+async def test_lost_requests_are_not_in_flight():
+    """The metric would show them for ever."""
+    async with Stage({"a": Script()}) as stage:
+        await stage.load(A)
+        lease = stage.models.lease(A)
+        lease.begin()
+        stage.control.leases.lose(lease.record)
+        assert lease.is_lost()
+        assert stage.control.state.requests.in_flight == 0
+        lease.end()
+
+
+@played
 async def test_inference_beside_an_unbooked_model_is_not_final():
     """A model that readings do not show yet is there, and its unload would give room."""
     scripts = {"a": Script(100), "b": Script(100, request_runs_out=True)}
@@ -771,6 +795,42 @@ async def test_update_keeps_calls_from_being_idle():
             await stage.call(A)
         await asyncio.sleep(20)
         assert await stage.invoke(A) == "a@2"
+
+
+@played
+async def test_idle_model_is_not_unloaded_amid_update():
+    """The update would end without a new version."""
+    settings = StoreSettings(idle_unload_seconds=20)
+    async with Stage({"a@1": Script(), "a@2": Script()}, stores=settings) as stage:
+        await stage.call(A)
+        stage.store.versions["a"] += 1
+        stage.store.fetch_seconds = 40
+        update = asyncio.create_task(stage.update(A))
+        await asyncio.sleep(30)
+        assert await stage.invoke(A) == "a@1"
+        await update
+
+
+@played
+async def test_files_of_an_update_evict_no_model():
+    """Nobody waits for the new version, and callers have theirs."""
+    async with Stage({"a@1": Script(), "a@2": Script(), "b@1": Script()}) as stage:
+        stage.store.disk_limit = 2
+        await stage.call(A)
+        await stage.call(B)
+        stage.store.versions["a"] += 1
+        await fails(stage.update(A), NoRoom)
+        stage.check(A, B)
+
+
+@played
+async def test_update_succeeds_though_old_version_hangs():
+    """The new version serves, and whoever asked for it need do nothing."""
+    async with Stage({"1": Script(), "2": Script()}) as stage:
+        await stage.load(A, "1")
+        stage.triton.unload_seconds = math.inf
+        await stage.replace(A, "2")
+        assert await stage.invoke(A) == "2"
 
 
 @played
@@ -1166,6 +1226,43 @@ async def test_unload_ends_the_wait_for_a_slot():
 
 
 @played
+async def test_call_waits_ten_seconds_for_triton():
+    """Its caller may ask another adapter, and this load was never begun."""
+    async with Stage({"a@1": Script()}) as stage:
+        stage.triton.restart_seconds = 15
+        stage.triton.exit()
+        await fails(stage.call(A), BackendUnavailable)
+
+
+@played
+async def test_lost_model_is_listed_once_given_up():
+    """It stays away for ten minutes, and only a person may try it before."""
+    scripts = {"a": Script()}
+    async with Stage(scripts) as stage:
+        await stage.load(A)
+        scripts["a"].load_ends_triton = True
+        stage.triton.exit()
+        await asyncio.sleep(120)
+        assert stage.control.state.forgotten()[A].is_given_up
+        error = await fails(stage.invoke(A), ModelNotFound)
+        assert "is given up until" in str(error)
+
+
+@played
+async def test_unbooked_model_leaves_with_its_triton():
+    """Its memory is back with the exit, and no load of the next Triton waits for it."""
+    async with Stage({"a": Script(), "b": Script()}) as stage:
+        stage.triton.lag_seconds = 3.0
+        stage.packages.confirm_seconds = 5
+        load = asyncio.create_task(stage.load(A))
+        await asyncio.sleep(1.5)
+        stage.triton.exit()
+        await fails(load, BackendUnavailable)
+        assert not stage.control.ledger.returning
+        assert stage.control.ledger.sizes.largest() == {}
+
+
+@played
 async def test_triton_exits_during_a_fetch():
     async with Stage({"a@1": Script()}) as stage:
         stage.store.fetch_seconds = 4
@@ -1334,6 +1431,20 @@ async def test_restart_by_adapter_brings_models_of_mesh_back():
         await asyncio.sleep(400)
         assert stage.triton.exits == 1
         stage.check(A)
+
+
+@played
+async def test_stuck_load_keeps_no_memory_without_process():
+    """The memory has gone with the process, whenever Triton ends the load."""
+    async with Stage({"a": Script(hangs=True, is_python=True, declared=100)}) as stage:
+        load = asyncio.create_task(stage.load(A))
+        await asyncio.sleep(2)
+        stage.triton.kill_process_of(TritonName("a"))
+        await fails(load, LoadFailed)
+        [record] = stage.control.registry.records()
+        assert record.state is ModelState.STUCK
+        assert not stage.control.ledger.stuck
+        stage.triton.exit()  # or else its load is in progress for good
 
 
 @played
