@@ -3,6 +3,7 @@
 import asyncio
 import math
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from adapter.control.models import Replaces, RoomMaker
 from adapter.control.ports import StoreSettings
 from adapter.core import times
-from adapter.core.artifacts import ArtifactKey
+from adapter.core.artifacts import ArtifactKey, CacheUse
 from adapter.core.memory import HOST, Device
 from adapter.core.model import (
     ModelId,
@@ -428,6 +429,15 @@ async def test_model_of_calls_returns_by_a_call_alone():
 
 
 @played
+async def test_call_amid_an_exit_is_answered():
+    """A lease of the lost model would fail, though the next Triton can have it."""
+    async with Stage({"a@1": Script()}) as stage:
+        await stage.call(A)
+        stage.triton.exit()
+        assert await stage.call(A) == "a@1"
+
+
+@played
 async def test_retry_takes_the_gpu_with_more():
     """A neighbour has come to the GPU on which the load ran out of memory."""
     scripts = {
@@ -590,6 +600,21 @@ async def test_inference_that_runs_out_is_judged():
         kinds = await judge_five(stage, record)
         assert kinds[0] is OutOfMemory
         assert kinds[4] is ModelTooLarge
+
+
+@played
+async def test_judged_failure_shows_the_model_dead():
+    """The next request must not meet the same dead process."""
+    async with Stage({"a": Script(is_python=True)}) as stage:
+        record = await stage.load(A)
+        lease = stage.models.lease(A)
+        lease.begin()
+        stage.triton.kill_process_of(record.name)
+        error = StubDied("Stub process is not healthy.")
+        await lease.judge(error)
+        assert record.state is ModelState.DEAD
+        lease.end(error)
+        await stage.models.unload(A)
 
 
 @played
@@ -1026,6 +1051,50 @@ async def test_calls_by_name_take_places_of_callers():
 
 
 @played
+async def test_one_of_many_callers_had_the_files_fetched():
+    """The metric of the endpoint counts each call once, and one fetch."""
+    async with Stage({"a@1": Script()}) as stage:
+        key = ArtifactKey("", A)
+        waits = [stage.control.on_demand.wait_for_lease(A, key) for _ in range(3)]
+        uses = [use for _, use in await asyncio.gather(*waits)]
+        assert uses.count(CacheUse.MISS) == 1
+
+
+@played
+async def test_dead_model_makes_way_for_another_key():
+    """It serves nobody, so the name is that of whoever calls next."""
+    async with Stage({"a@1": Script(is_python=True), "a.tar.gz@1": Script()}) as stage:
+        await stage.call(A)
+        busy = stage.models.lease(A)
+        busy.begin()
+        stage.triton.kill_process_of(busy.record.name)
+        failed = stage.models.lease(A)
+        failed.begin()
+        failed.end(StubDied("Stub process is not healthy."))
+        await asyncio.sleep(1)
+        key = ArtifactKey("", "a.tar.gz")
+        call = asyncio.create_task(stage.control.on_demand.wait_for_lease(A, key))
+        await asyncio.sleep(1)
+        busy.end()
+        lease, _ = await call
+        with lease as record:
+            assert await stage.triton.infer(record) == "a.tar.gz@1"
+
+
+@played
+async def test_disk_room_costs_one_large_model():
+    """A small one would go in vain, though it was not called for longer."""
+    async with Stage({"a@1": Script(), "b@1": Script()}) as stage:
+        await stage.call(A)
+        await stage.call(B)
+        large = stage.control.registry.serving(B)
+        assert large.files is not None
+        large.files = replace(large.files, size_bytes=1000)
+        assert await stage.control.eviction.unload_one(500)
+        stage.check(A)
+
+
+@played
 async def test_caller_takes_half_of_the_places_at_most():
     settings = StoreSettings(max_waiting=4, max_waiting_for_one=4)
     scripts = {f"{name}@1": Script(load_seconds=5) for name in "abc"}
@@ -1182,6 +1251,52 @@ async def test_late_end_of_a_request_blames_no_model():
         stage.triton.exit()  # the model is idle, and so is healthy
         await stage.wait_and_invoke(A)
         assert not stage.models.blame.charges
+
+
+@played
+async def test_old_broken_request_blames_no_model():
+    """Its connection broke a minute before the exit, which has another cause."""
+    async with Stage({"a": Script()}) as stage:
+        await stage.load(A)
+        await asyncio.sleep(60)
+        lease = stage.models.lease(A)
+        lease.begin()
+        lease.end(BackendUnavailable("connection closed", delivered=True))
+        await asyncio.sleep(60)
+        stage.triton.exit()
+        await stage.wait_and_invoke(A)
+        assert not stage.models.blame.charges
+
+
+@played
+async def test_unloaded_model_is_not_blamed():
+    async with Stage({"a": Script()}) as stage:
+        await stage.load(A)
+        await asyncio.sleep(60)
+        lease = stage.models.lease(A)
+        lease.begin()
+        lease.end(BackendUnavailable("connection closed", delivered=True))
+        await stage.models.unload(A)
+        stage.triton.exit()
+        await asyncio.sleep(5)
+        assert not stage.models.blame.charges
+
+
+@played
+async def test_wanted_model_returns_from_a_platforms_load():
+    """Calls of it wait, as of any model that a setting names."""
+    async with Stage({"a": Script(load_seconds=5)}) as stage:
+        stage.control.desired.slots = asyncio.Semaphore(0)
+        stage.control.desired.want({A: ModelSource("a")})
+        load = asyncio.create_task(stage.load(A))
+        await asyncio.sleep(3)
+        stage.triton.exit()
+        await fails(load, BackendUnavailable)
+        call = asyncio.create_task(stage.wait_and_invoke(A))
+        await asyncio.sleep(5)
+        assert not call.done()
+        stage.control.desired.slots.release()
+        assert await call == "a"
 
 
 @played
@@ -1448,6 +1563,35 @@ async def test_stuck_load_keeps_no_memory_without_process():
 
 
 @played
+async def test_stuck_load_ends_once_its_process_is_seen():
+    """Its thread and its memory are free then, without a restart."""
+    async with Stage({"a": Script(hangs=True, is_python=True)}, load_seconds=20) as stage:
+        stage.triton.are_seen = False
+        await fails(stage.load(A), BackendTimeout)
+        await asyncio.sleep(400)
+        [record] = stage.control.registry.records()
+        assert record.state is ModelState.STUCK
+        stage.triton.are_seen = True
+        await asyncio.sleep(20)
+        assert not stage.control.registry.records()
+
+
+@played
+async def test_callers_return_late_while_a_load_is_stuck():
+    """It ends with Triton, as far as anybody knows, and no call makes it go."""
+    scripts = {
+        "a@1": Script(600, declared=600, hangs=True),
+        "b@1": Script(600, declared=600),
+    }
+    async with Stage(scripts, load_seconds=20) as stage:
+        await fails(stage.call(A), ModelNotReady)
+        await asyncio.sleep(400)
+        error = await fails(stage.call(B), NoRoom)
+        assert error.retry_after_ms == 60_000
+        stage.triton.exit()  # or else the load is in progress for good
+
+
+@played
 async def test_slow_unload_kills_no_process():
     """Triton never ends the unload of a model whose process was killed meanwhile."""
     async with Stage({"a": Script(is_python=True)}) as stage:
@@ -1551,6 +1695,20 @@ async def test_adopted_models_take_memory_where_nothing_is_read():
     ]
     async with stage:
         assert stage.control.memory.ledger.free(UNSEEN) == 100 * MIB
+
+
+@played
+async def test_drain_ends_the_wait_for_triton():
+    """The load would never begin, and the drain need not last for it."""
+    async with Stage({"a": Script()}) as stage:
+        stage.triton.restart_seconds = 30
+        stage.triton.exit()
+        load = asyncio.create_task(stage.load(A))
+        await asyncio.sleep(1)
+        drained = asyncio.create_task(stage.control.drain(5))
+        error = await fails(load, BackendUnavailable)
+        assert "is draining" in str(error)
+        await drained
 
 
 @played
