@@ -270,13 +270,18 @@ class Ledger:
         """Begin to account for a device that a reading shows for the first time.
 
         A model from before any reading may be on each device. It gets 0 bytes of this one, unless
-        it is booked there: so the device is not empty, and the model can be evicted for others.
+        it is booked there: so the device is not empty, and the model can be evicted for others. A
+        load that began before is not alone there either, and neither are those beside it.
         """
         self.devices[device] = book
         for sizes in (self.models, self.stuck):
             for name, size in sizes.items():
                 if size.keys() <= {UNSEEN}:
                     sizes[name] = {device: 0, **size}
+        for load in self.loads.values():
+            if load.reserved.keys() <= {UNSEEN}:
+                load.reserved = {device: 0, **load.reserved}
+                load.reusable = {device: 0, **load.reusable}
 
     def observe(
         self,

@@ -312,6 +312,19 @@ def test_try_proves_nothing_where_nothing_is_read():
     assert books.ledger.tried == {}
 
 
+def test_try_beside_load_without_device_proves_nothing():
+    """A load from before the first reading may be on each device that a reading shows then."""
+    books = Books({})
+    books.load("early", books.need("early"))
+    books.ledger.open_device(GPU, DeviceBook(1000 * MIB))
+    books.read(300)
+    books.load("a", guess(100, key="a"))
+    books.fail("a")
+    assert books.ledger.tried == {}
+    books.settle("early")
+    assert books.booked("early") == 300
+
+
 def test_noise_of_readings_ends_no_refusal():
     books = gpu(1000, used=400)
     books.load("a", guess(100, key="a"))
