@@ -140,6 +140,7 @@ class Callers:
         except AdapterError as told:
             oracle.failed(call, told, self._world.newest[name])
             raise
+        oracle.happened("infer done", name)
         oracle.answered(call, spec, expected)
         return spec
 

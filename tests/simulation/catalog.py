@@ -62,7 +62,23 @@ def drawn_catalog(seed: int, room: int, shifts: int) -> tuple[Catalog | None, li
     )
     rates = {kind: random.choice((0, 0, 0, 1, 3)) for kind in _FAULTS}
     entries = [entry for shift in range(shifts) for entry in _entries(random, shift, keys, rates)]
-    return catalog, entries
+    return catalog, [*entries, *_brought_amid_renewal(Draws(seed).of("renewals"), catalog, entries)]
+
+
+def _brought_amid_renewal(random: Random, catalog: Catalog, entries: list[Entry]) -> list[Entry]:
+    """Draw a platform that asks for a model while its next version is loaded beside it."""
+    shift, key = random.randrange(len(catalog.terms)), random.choice([*catalog.versions])
+    if not (seconds := catalog.terms[shift].revalidate_seconds) or random.random() < 0.5:
+        return []
+    at = max((e.at for e in entries if e.shift == shift), default=0.0) + 60.0
+    begun = at + 30.0
+    return [
+        Entry(shift, at, "put", (key, 0, 0.0)),
+        Entry(shift, at, "ask", (key, 1, None)),
+        Entry(shift, begun, "fault", ("load", key, "slow")),
+        Entry(shift, begun, "put", (key, 1, 0.0)),
+        Entry(shift, begun + seconds + random.uniform(1.0, 10.0), "bring", (key, None)),
+    ]
 
 
 def _versions(random: Random, key: str, room: int) -> tuple[Item, ...]:
@@ -96,7 +112,7 @@ _FAULTS: dict[str, tuple[str, ...]] = {
     **CACHE_FAULTS,
     "load": ("fail", "hang", "stub dies", "exit", "slow"),
     "unload": ("slow", "survives", "late"),
-    "infer": ("fail",),
+    "infer": ("fail", "echo"),
     "prepare": ("disk", "invalid"),
     "place": ("disk",),
     "remove": ("disk",),

@@ -28,12 +28,13 @@ class SimDisk:
         self.sizes: object = None
         # where the files are of a model in Triton, and which part of their package it is
         self._placed: dict[str, tuple[str, int]] = {}
+        self._gpus: dict[str, int | None] = {}
         self._draws = draws
         self._fault = fault
         # what the files of the disk cache are at a place; None if there are none any more
         self.cached: Callable[[str], Spec | None] = lambda _: None
         self.read: Callable[[str, str], Spec | None] = lambda _, __: None  # by Triton
-        self.admitted: Callable[[Spec], None] = lambda _: None
+        self.admitted: Callable[[Spec, int], None] = lambda _, __: None
 
     def spec_at(self, name: str) -> Spec | None:
         if name not in self._placed:
@@ -41,6 +42,9 @@ class SimDisk:
         place, part = self._placed[name]
         spec = self.specs[place] if place in self.specs else self.read(name, place)
         return None if spec is None else spec.parts()[part]
+
+    def gpu_at(self, name: str) -> int:
+        return self._gpus.get(name) or 0
 
     async def _act(self, verb: str, name: str, model_id: str) -> None:
         await turns(self._draws.of("disk", verb, name))
@@ -70,7 +74,7 @@ class SimDisk:
     ) -> Placement:
         spec = self.specs[package.content_key]
         await turns(self._draws.of("disk", "place", name))
-        self.admitted(spec)
+        self.admitted(spec, gpu or 0)
         if (fault := self._fault("place", spec.model_id)) is not None:
             raise self._error(fault)
         helpers = [f"{name}.h{number}" for number in range(spec.helpers)]
@@ -78,7 +82,7 @@ class SimDisk:
         placement = Placement((*helpers, name), tuple(steps))
         self.folders[name] = StagedModel(name, model_id, placement, gpu=gpu)
         for number, each in enumerate((*helpers, *steps, name)):
-            self._placed[each] = package.root, number
+            self._placed[each], self._gpus[each] = (package.root, number), gpu
         await turns(self._draws.of("disk", "placed", name))
         return placement
 

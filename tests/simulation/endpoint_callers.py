@@ -106,6 +106,7 @@ class EndpointCallers(Callers):
         except AdapterError as told:
             self._residents.failed(call, told)
             raise
+        self._oracle.happened("infer done", key)
         self._residents.answered(call, spec, expected)
 
     def _done_with(self, name: str) -> Any:

@@ -3,13 +3,17 @@
 import asyncio
 import math
 from collections import deque
+from collections.abc import Callable, Sequence
 
 from adapter.core.memory import HOST, Device, DeviceReading, MemoryReading
 from tests.simulation.loop import Draws
 
 MIB = 2**20
-GPU = Device("GPU-0")
 LAG_SECONDS = 3.0  # as adapter/triton/memory/metrics_page.py has it
+
+
+def gpu(number: int) -> Device:
+    return Device(f"GPU-{number}")
 
 
 class Truth:
@@ -19,47 +23,57 @@ class Truth:
     given back late.
     """
 
-    def __init__(self, device_bytes: int, baseline: int) -> None:
+    def __init__(self, device_bytes: int, baseline: int, more: Sequence[int] = ()) -> None:
         self.device_bytes = device_bytes
+        self.sizes = (device_bytes, *more)
+        self.gpu_of: dict[str, int] = {}  # of each holder; the first for all others
         self.held: dict[str, int] = {"baseline": baseline}
-        self._history: deque[tuple[float, int]] = deque(maxlen=4096)
+        self.changed_at: dict[str, float] = {}  # last, by holder
+        self.watch: Callable[[], None] = lambda: None
+        self._history: deque[tuple[float, tuple[int, ...]]] = deque(maxlen=4096)
         self.changed()
 
     @property
     def used(self) -> int:
         return sum(self.held.values())
 
-    @property
-    def free(self) -> int:
-        return self.device_bytes - self.used
+    def used_on(self, gpu: int) -> int:
+        return sum(n for holder, n in self.held.items() if self.gpu_of.get(holder, 0) == gpu)
+
+    def has_room(self, holder: str, count: int) -> bool:
+        """Return whether the device of the holder has so many bytes left."""
+        gpu = self.gpu_of.get(holder, 0)
+        return self.used_on(gpu) + count <= self.sizes[gpu]
 
     def set(self, holder: str, count: int) -> None:
         if count:
             self.held[holder] = count
         else:
             self.held.pop(holder, None)
+        self.changed_at[holder] = _now()
         self.changed()
 
     def add(self, holder: str, count: int) -> None:
         self.set(holder, self.held.get(holder, 0) + count)
 
     def changed(self) -> None:
-        self._history.append((_now(), self.used))
+        self._history.append((_now(), tuple(map(self.used_on, range(len(self.sizes))))))
+        self.watch()
 
     def restarted(self) -> None:
         """Forget what was: no metrics are of another Triton."""
         self._history.clear()
         self.changed()
 
-    def used_at(self, moment: float) -> int:
-        """Return what was used then, or when the history begins."""
+    def used_at(self, moment: float) -> tuple[int, ...]:
+        """Return what was used of each device then, or when the history begins."""
         found = [used for at, used in reversed(self._history) if at <= moment][:1]
         return found[0] if found else self._history[0][1]
 
-    def most_since(self, moment: float) -> int:
-        """Return the most that was used since then."""
-        since = [used for at, used in self._history if at >= moment]
-        return max([self.used_at(moment), *since])
+    def most_since(self, moment: float, gpu: int | None = None) -> int:
+        """Return the most that was used of the device since then; None: of all together."""
+        seen = [self.used_at(moment), *(used for at, used in self._history if at >= moment)]
+        return max(sum(used) if gpu is None else used[gpu] for used in seen)
 
 
 class Reader:
@@ -102,16 +116,20 @@ class Reader:
                 self.kind,
                 oom_kills=self.oom_kills,
             )
-        return MemoryReading(self._show(self._truth.used), self.kind)
+        used = tuple(map(self._truth.used_on, range(len(self._truth.sizes))))
+        return MemoryReading(self._gpus(used), self.kind)
+
+    def _gpus(self, used: tuple[int, ...]) -> dict[Device, DeviceReading]:
+        return {
+            gpu(number): DeviceReading(size, used[number], number)
+            for number, size in enumerate(self._truth.sizes)
+        }
 
     def _late(self) -> MemoryReading:
         now = _now()
         self._shown_at = max(self._shown_at, now - now % 2 - self._random.random())
         shown = self._truth.used_at(self._shown_at)
-        return MemoryReading(self._show(shown), "triton", LAG_SECONDS)
-
-    def _show(self, used: int) -> dict[Device, DeviceReading]:
-        return {GPU: DeviceReading(self._truth.device_bytes, used, 0)}
+        return MemoryReading(self._gpus(shown), "triton", LAG_SECONDS)
 
 
 def _now() -> float:

@@ -1,20 +1,11 @@
 """Judge the adapter by what is true in the world, after each answer and at quiet moments.
 
-1. An answer is of the right model, and of files that a store had at one time.
-2. A call ends in time. An error of it has a cause among the faults that were played; an unload that
-   was answered well has left nothing in Triton; a dead model gets no more requests.
-4. No model is unloaded amid its requests while the unload may wait for them. None is evicted that
-   has requests, that is pinned, or that a platform has loaded.
-5. At quiet moments nothing is under way, Triton and the disk have what the adapter has, and the
-   books of memory and of the disk cache agree with that (rest.py, residents.py).
-7. Nothing is logged that only a mistake in the code can bring about.
-
-How loads are admitted and sizes are learned (3) is decided without a wait, so no order of events
-changes it: tests/unit/core plays it against what is true.
+The rules are those of docs/simulation.md. The oracle knows the faults that were played: an error
+without a cause among them is a violation.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from adapter.errors import (
     AdapterError,
@@ -42,10 +33,13 @@ from tests.simulation.rest import OOM, RECENT_SECONDS, SLACK_BYTES, Rest
 from tests.simulation.triton import Held
 
 _LEAST_BYTES = 64 * MIB  # free before a load of unknown size begins
+_NOTICED_SECONDS = 0.5
 _STALLED_SECONDS = 25.0
 _SLOW_SECONDS = 60.0
 _DEATH_SECONDS = 65.0  # within which the death of a process that loads is noticed
 _CHARGES = 3  # exits of Triton with a model at work, after which it may be given up
+_ALONE_SECONDS = 5.0  # for which a load of unknown size waits for another
+_STILL_SECONDS = 1.4  # after which one that takes nothing more is not waited for
 
 # After these what there is of a load, or another load of the model, goes on.
 _GO_ON = (AlreadyLoaded, UnloadedMeanwhile, BackendTimeout, BackendUnavailable)
@@ -60,11 +54,17 @@ class Oracle(Rest):
         self.present: dict[str, Spec] = {}  # models that may have bytes in the ledger
         self.loading: defaultdict[str, int] = defaultdict(int)  # callers who wait
         self.unloading: defaultdict[str, int] = defaultdict(int)
+        self._believed: set[str] = set()
+        self._lost: dict[str, Spec] = {}
+        self._measured: set[str] = set()  # urls
         # what others took whose loads ran beside one that readings do not tell apart, by url
         self._shared: dict[str, int] = {}
+        self.loaded_alone: set[str] = set()  # models beside whose load nothing else changed memory
+        self.kept: dict[str, int] = {}  # bytes of no model when a model was loaded, by model
         self._taken_for_ours = 0  # by strangers, which a load beside them may be charged with
         self._at: dict[tuple[str, str], float] = {}
         self._ends = self._strangers = 0
+        self._first_end = 0.0  # of Triton in this shift
         self._exits_at_work = Counter[str]()  # of Triton, by model
         self._hangs = Counter[str]()  # of an external Triton, by the models that it was loading
         self._shift_begun = 0.0
@@ -80,11 +80,18 @@ class Oracle(Rest):
         self._taken_for_ours = max(self._taken_for_ours, now_there)
         if what == "end":
             self._ends += 1
+            self._first_end = self._now() if self._ends == 1 else self._first_end
+            self._lost |= self.serving
             self.serving.clear()
         elif what == "hang" and not self._world.is_embedded:
             self._hangs.update({held.spec.model_id for held in self._world.arriving()})
+        elif what == "caller left":
+            self._measured |= {spec.url for spec in self._world.specs.values()}
+        elif what == "infer done":
+            self._believed -= {held.spec.package.url for held in self._world.held_of(model_id)}
         elif what in {"stub ended", "unload asked"}:
             self.serving.pop(model_id, None)
+            self._lost.pop(model_id, None)
 
     def since(self, moment: float, *whats: str, model_id: str = "") -> bool:
         return any(self._at.get((what, model_id), -1.0) >= moment for what in whats)
@@ -97,15 +104,40 @@ class Oracle(Rest):
         self.serving.clear()
         self.loading.clear()
         self.unloading.clear()
+        self._lost.clear()
+        self._believed.clear()
         self._ends = self._strangers = 0
         self._hangs.clear()
         self._exits_at_work.clear()
         self._shift_begun = self._now()
 
+    def note_loaded(self, model_id: str) -> None:
+        """Find out whether a load that has just ended well was the only thing that took memory."""
+        known = self._world.known_models()
+        names = {name for model in known if model.id == model_id for name in model.names}
+        begun = self._at.get(("admitted", model_id), -1.0) - _STILL_SECONDS
+        others = {
+            holder
+            for holder, at in self._world.truth.changed_at.items()
+            if at >= begun and holder.partition("#")[0] not in names
+        }
+        is_beside = any(held.spec.model_id != model_id for held in self._world.arriving())
+        is_beside |= any(
+            what == "admitted" and other not in {"", model_id} and at >= begun
+            for (what, other), at in self._at.items()
+        )
+        owned = sum(min(self._world.bytes_of(e), e.spec.takes) for e in self._world.all_held())
+        self.kept[model_id] = self._world.truth.used - self._world.plan.baseline - owned
+        if others or is_beside:
+            self.loaded_alone.discard(model_id)
+        else:
+            self.loaded_alone.add(model_id)
+
     # -- rule 1, 2: answers -----------------------------------------------------------------
 
     def loaded(self, call: Call, spec: Spec) -> None:
         """A load has been answered well."""
+        self._measured.add(spec.url)
         self._check_time(call, self.settings.load_seconds + RECENT_SECONDS)
         upset = ("unload asked", "stub ended", "end")
         if any(self.since(call.begun, each, model_id=call.model_id) for each in upset[:2]):
@@ -214,6 +246,7 @@ class Oracle(Rest):
         is_left = self._is_wanted(call) or self._world.held_of(call.model_id)
         if call.verb == "load" and not goes_on and not is_left:
             self.present.pop(call.model_id, None)
+        self._measured.add(spec.url)  # a load that has failed may have been
         if call.verb == "unload":
             self.happened("unload failed", call.model_id)
         limits = {"unload": self.settings.unload_seconds}
@@ -221,6 +254,9 @@ class Oracle(Rest):
         if not self.has_cause(call, error, spec):
             said = f"{call.verb} of {call.model_id} failed without a cause: {error!r}"
             raise Violated("2 causes", said)
+
+    def _load_bound_ago(self) -> float:
+        return self._now() - self.settings.load_seconds - RECENT_SECONDS
 
     def has_cause(self, call: Call, error: AdapterError, spec: Spec) -> bool:
         causes = {
@@ -245,14 +281,18 @@ class Oracle(Rest):
         return found is not None and found(call, spec)
 
     def _was_unloaded(self, call: Call, _: Spec) -> bool:
+        self.happened("load ended", call.model_id)
         begun = call.begun - self.settings.load_seconds
         return self.since(begun, "unload asked", model_id=call.model_id)
 
     def _does_not_fit(self, call: Call, spec: Spec) -> bool:
         if not self.surely_fits(call, spec):
-            return True
+            return not self._is_room_to_come(call)
         # a guessed size is doubled after a load that ran out of memory
-        return self.since(self._shift_begun, OOM, model_id=call.model_id)
+        is_doubled = self.since(self._shift_begun, OOM, model_id=call.model_id)
+        # a load that is ended as its GPU is full is not tried on another one
+        was_tried = self.since(call.begun, "admitted", model_id=call.model_id)
+        return is_doubled or (was_tried and len(self.limits) > 1)
 
     def _has_bad_files(self, call: Call, _: Spec) -> bool:
         return self.since(self._load_begun(call), "prepare", model_id=call.model_id)
@@ -356,9 +396,28 @@ class Oracle(Rest):
         return least + self._shared.get(spec.url, 0) + self._taken_for_ours + SLACK_BYTES
 
     @property
+    def limits(self) -> list[int]:
+        """Return the limit of each device."""
+        sizes = self._world.truth.sizes
+        return [min(size, self.settings.memory_limit or size) for size in sizes]
+
+    @property
     def limit(self) -> int:
-        size = self._world.truth.device_bytes
-        return min(size, self.settings.memory_limit or size)
+        """Return the limit of the largest device: what fits beside all others together, fits."""
+        return max(self.limits)
+
+    def booked_on(self, gpu: int, specs: Iterable[Spec]) -> int:
+        """Return the most that these may have of the device, beside the baseline; they have nothing
+        of it where they were loaded to another.
+        """
+        return sum(self.most(each) for each in specs if not self._is_elsewhere(each, gpu))
+
+    def _is_elsewhere(self, spec: Spec, gpu: int) -> bool:
+        held = self._world.held_of(spec.model_id)
+        is_settled = bool(held) and all(h.state == "READY" and h.gpu != gpu for h in held)
+        known = self._world.known_models()
+        names = {model.id.partition("#")[0] for model in known if model.state != "READY"}
+        return is_settled and not self.loading[spec.model_id] and spec.model_id not in names
 
     def _is_given_up(self, call: Call, _: Spec) -> bool:
         return self._ends > 1 or self._ends + self._hangs[call.model_id] > 2
@@ -381,7 +440,7 @@ class Oracle(Rest):
         versions = [each for each in self._world.specs.values() if each.model_id == call.model_id]
         needed = max(max(each.declared or 0, each.takes) for each in versions)
         needed += self.settings.reserve + SLACK_BYTES
-        was_upset = self.since(self._shift_begun, "strangers")
+        was_upset = self.since(self._shift_begun, "strangers", "echo")
         others = self._world.truth.held["baseline"] + self._world.strayed_bytes()
         if needed + others <= self.limit and not was_upset:
             text = f"{call.model_id} is too large for good, and would fit alone"
@@ -401,27 +460,97 @@ class Oracle(Rest):
         others = [*self.present.values(), *(endpoint.oracle.present() if endpoint else ())]
         others = [*stuck, *(each for each in others if each.model_id not in known)]
         loading = sum(self.most(each) for each in others if each.model_id not in self.serving)
-        # strangers from before the first model count as the baseline until the last goes
-        booked = truth.held["baseline"] + self._strangers + sum(map(self.most, others))
-        used = truth.most_since(call.begun - RECENT_SECONDS) + loading
-        return max(booked, used) + self.most(spec) + self.settings.reserve < self.limit
+        moment = call.begun - RECENT_SECONDS
+        for gpu, limit in enumerate(self.limits):
+            # strangers from before the first model count as the baseline until the last goes
+            booked = truth.held["baseline"] + self._strangers + self.booked_on(gpu, others)
+            used = truth.most_since(moment, gpu) + loading
+            if max(booked, used) + self.most(spec) + self.settings.reserve < limit:
+                return True
+        return False
 
     def _lives(self, held: Held) -> bool:
         return not (held.process.is_real and held.process.over.is_set())
 
+    def _is_room_to_come(self, call: Call) -> bool:
+        """Whether it was refused beside an unload that is under way, be it the undo of a load,
+        without a wait for that.
+        """
+        if self._world.reader.kind == "off" or self._now() - call.begun > 4.0:
+            return False
+        ended = self._at.get(("load cut", call.model_id), -1.0)
+        refused = ended if ended >= call.begun else self._now()  # the load was undone since then
+        return any(
+            refused - held.unloading_since > _NOTICED_SECONDS
+            and not held.process.over.is_set()
+            and not self._was_given_up(held)
+            for held in self._world.all_held()
+            # the undo of the load itself makes no room for it
+            if held.state == "UNLOADING" and held.spec.model_id != call.model_id
+        )
+
+    def _was_given_up(self, held: Held) -> bool:
+        """Whether Triton may go on with an unload, or an undo, that has failed for the adapter."""
+        since, model_id = held.unloading_since, held.spec.model_id
+        has_hung = self.since(self._load_bound_ago(), "hang")
+        return has_hung or self.since(since, "unload failed", model_id=model_id)
+
     def _ran_out(self, call: Call, spec: Spec) -> bool:
         if self._was_hit(call, OOM):
             return True
+        # a text that means it is believed of each package until an inference of it goes well
         if call.verb == "infer":
-            return False
-        used = self._world.truth.most_since(call.begun - 5.0)
-        is_low = used + self.most(spec) > self.limit * 0.95 - self.settings.reserve
+            reading = self._world.reader.last
+            packages = {h.spec.package.url for h in self._world.held_of(call.model_id)}
+            was_believed = packages <= self._believed
+            self._believed |= packages
+            if was_believed and reading is not None and reading.source == "nvml":
+                most = [*self._most_of_each(call.begun - 5.0)]
+                return any(n >= limit for n, limit in zip(most, self.limits, strict=True))
+            return self.since(0.0, "infer", model_id=call.model_id)
+        is_low = any(
+            most + self.most(spec) > limit * 0.95 - self.settings.reserve
+            for most, limit in zip(self._most_of_each(call.begun - 5.0), self.limits, strict=True)
+        )
         return is_low and self._was_hit(call, "load", "stub ended", "answer")
 
-    def admitted(self, spec: Spec) -> None:
-        """Note that a load has got its reservation."""
+    def _most_of_each(self, moment: float) -> Iterator[int]:
+        truth = self._world.truth
+        return (truth.most_since(moment, gpu) for gpu in range(len(truth.sizes)))
+
+    def admitted(self, spec: Spec, gpu: int) -> None:
+        """A load has got its reservation: others must leave it the room that it declares."""
         self._loads_beside(spec)
-        self.happened("admitted", spec.model_id)
+        reading, world = self._world.reader.last, self._world
+        self._runs_alone(spec)
+        if reading is None or reading.lag_seconds or spec.declared is None or not self.serving:
+            return
+        recent = self._now() - 2.0  # a size may have been learned while strangers left
+        since = 0.0 if spec.url in self._measured else recent
+        upset = ("unread", "infer done", "end")
+        if self.since(since, "strangers") or self.since(recent, *upset):
+            return
+        coming = [
+            each
+            for each in world.arriving()
+            if each.spec.declared
+            and each.gpu == gpu
+            and each.spec != spec
+            and not each.never_ends
+            and not self.unloading[each.spec.model_id]
+        ]
+        to_come = sum(
+            max(0, min(each.spec.declared, each.spec.takes) - world.bytes_of(each))
+            for each in coming
+        )
+        least = min(spec.declared, spec.takes)
+        used, limit = [*reading.used.values()][gpu], self.limits[gpu]
+        if used + to_come + least > limit + SLACK_BYTES:
+            said = f"{spec.model_id} was admitted with {(limit - used - to_come) // MIB} MiB"
+            said = f"{said} left, of {least // MIB}"
+            ready = [held.spec.model_id for held in world.all_held() if held.state == "READY"]
+            if self.loaded_alone.issuperset(ready):
+                raise Violated("3 admission", said)
 
     def _loads_beside(self, spec: Spec) -> None:
         """A size that is learned by a reader that lags may be of what else was loaded then; one of
@@ -449,3 +578,53 @@ class Oracle(Rest):
     def _is_recent(self, spec: Spec) -> bool:
         """Whether the model was let in so lately that it may not be measured yet."""
         return self.since(self._now() - RECENT_SECONDS, "admitted", model_id=spec.model_id)
+
+    def _is_alone(self, spec: Spec, newcomer: Spec) -> bool:
+        """Return whether nothing but `newcomer` has been loaded or unloaded beside the load of
+        `spec`, so that readings measure it.
+        """
+        since = self._at.get(("admitted", spec.model_id), self._now()) - RECENT_SECONDS
+        moves = {"admitted", "load ended", "unload asked", "unload failed"}
+        both = {spec.model_id, newcomer.model_id}
+        return not any(
+            what in moves and model_id not in both and at >= since
+            for (what, model_id), at in self._at.items()
+        )
+
+    def is_known(self, spec: Spec) -> bool:
+        return spec.declared is not None or spec.url in self._measured
+
+    def _runs_alone(self, spec: Spec) -> None:
+        """Check that loads of unknown size go one at a time, for 5 s each, where memory is read.
+
+        One that Triton reports waits only for those that it does not.
+        """
+        is_known, model_id, now = self.is_known(spec), spec.model_id, self._now()
+        given_up = now - self.settings.load_seconds  # older loads do not count
+        loads = [
+            held
+            for held in self._world.arriving()
+            if held.spec.model_id != model_id
+            and held.name not in self._world.stuck_names()
+            and self._at.get(("admitted", held.spec.model_id), now) > given_up
+        ]
+        others = loads
+        if self._world.triton.reports and not spec.is_python:
+            others = [h for h in loads if h.spec.is_python and not self.is_known(h.spec.package)]
+        self.happened("admitted", model_id)
+        if is_known or self._world.reader.last is None or not others:
+            return
+        asked = self._at.get(("load asked", model_id), -1.0)
+        # beside any that stands still nobody waits for those that came later
+        under_way = {h.spec.model_id for h in loads} | {m for m, n in self.loading.items() if n}
+        begun = [self._at.get(("admitted", each), now) for each in under_way - {model_id}]
+        admitted = [at for at in begun if at > given_up]
+        is_fresh = (
+            now - min(admitted, default=now) < _STILL_SECONDS and now - asked < _ALONE_SECONDS
+        )
+        upset = ("unread", "stub ended", "hang", "caller left")
+        if is_fresh and not self.since(asked - RECENT_SECONDS, *upset):
+            said = f"{model_id}, of unknown size, is loaded beside {others[0].spec.model_id}"
+            are_known = all(self.is_known(held.spec.package) for held in others)
+            if not are_known and self._is_alone(others[0].spec, spec):
+                raise Violated("3 admission", said)

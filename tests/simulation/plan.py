@@ -9,6 +9,11 @@ from dataclasses import dataclass, replace
 from random import Random
 
 from tests.simulation.catalog import Catalog, drawn_catalog
+from tests.simulation.incidents import (
+    drawn_hangs,
+    drawn_incident,
+    drawn_restart,
+)
 from tests.simulation.loop import Draws
 from tests.simulation.memory import MIB
 from tests.simulation.models import Entry, Spec, drawn_models, drawn_packages
@@ -18,7 +23,7 @@ FAULTS = {
     "load": ("fail", "hang", "stub dies", "exit", "slow"),
     "answer": ("lost",),
     "unload": ("slow", "survives", "late"),
-    "infer": ("fail",),
+    "infer": ("fail", "echo"),
     "prepare": ("disk", "invalid", "missing"),
     "place": ("disk",),
     "confirm": ("disk",),
@@ -49,7 +54,7 @@ class Plan:
     """Lists a machine, its models, and what happens in each shift."""
 
     seed: int
-    device_bytes: int  # of the GPU, or of the host
+    device_bytes: int  # of the first GPU, or of the host
     baseline: int  # bytes of Triton without models
     reader: str  # host, nvml, triton or off
     is_embedded: bool
@@ -57,6 +62,7 @@ class Plan:
     shifts: tuple[Settings, ...]
     entries: tuple[Entry, ...]
     catalog: Catalog | None = None  # of an endpoint's store, on a day that has one
+    more_gpus: tuple[int, ...] = ()  # bytes of each GPU beside the first
 
 
 def drawn(seed: int) -> Plan:
@@ -78,8 +84,64 @@ def drawn(seed: int) -> Plan:
     entries.sort(key=lambda entry: (entry.shift, entry.at))
     reader = random.choice(readers)
     plan = Plan(seed, device_bytes, baseline, reader, is_embedded, models, shifts, tuple(entries))
+    plan = _with_incident(plan)
     plan = _with_endpoint(plan)
-    return _with_v2(plan)
+    plan = _with_v2(plan)
+    plan = _with_restart(plan)
+    plan = _with_gpus(plan)
+    return _with_hangs(plan)
+
+
+def _with_gpus(plan: Plan) -> Plan:
+    """Add GPUs of other sizes, in some days."""
+    random = Draws(plan.seed).of("gpus")
+    if plan.reader not in {"nvml", "triton"} or random.random() < 0.4:
+        return plan
+    sizes = [int(plan.device_bytes * random.choice((0.5, 1.0, 2.0))) for _ in range(3)]
+    return replace(plan, more_gpus=tuple(sizes[: random.choice((1, 1, 3))]))
+
+
+def _with_incident(plan: Plan) -> Plan:
+    """Add a scripted incident, in some days."""
+    shifts = range(len(plan.shifts))
+    ends = [max((e.at for e in plan.entries if e.shift == shift), default=0.0) for shift in shifts]
+    found = drawn_incident(Draws(plan.seed).of("incidents"), list(plan.models), ends)
+    return replace(plan, entries=(*plan.entries, *found))
+
+
+def _with_restart(plan: Plan) -> Plan:
+    """End Triton at the end of a shift whose models come back then, in some days."""
+    random = Draws(plan.seed).of("restarts")
+    shift = random.randrange(len(plan.shifts))
+    if plan.shifts[shift].is_v2 or random.random() < 0.85:
+        return plan
+    at = max((e.at for e in plan.entries if e.shift == shift), default=0.0) + _ALONE_SECONDS
+    found = drawn_restart(random, plan.models, shift, at)
+    shifts = [replace(s, loads_again=True) if n == shift else s for n, s in enumerate(plan.shifts)]
+    return replace(plan, shifts=tuple(shifts), entries=(*plan.entries, *found))
+
+
+def _with_hangs(plan: Plan) -> Plan:
+    """Have a model hang in all load threads of an embedded Triton, at the end of some shift."""
+    shift = min(range(len(plan.shifts)), key=lambda number: _undone_after(plan.shifts[number]))
+    room = (plan.device_bytes - plan.baseline) // 10
+    small = {name: each for name, each in plan.models.items() if each.takes < room}
+    if (
+        not plan.is_embedded
+        or plan.catalog is not None
+        or plan.shifts[shift].is_v2
+        or all(each.is_python for each in small.values())
+        or Draws(plan.seed).of("hangs").random() < 0.5
+    ):
+        return plan
+    at = max((e.at for e in plan.entries if e.shift == shift), default=0.0) + _ALONE_SECONDS
+    found = drawn_hangs(small, shift, at, _undone_after(plan.shifts[shift]))
+    return replace(plan, entries=(*plan.entries, *found))
+
+
+def _undone_after(shift: Settings) -> float:
+    """Return so many seconds that a load which hangs is undone, or given up, by then."""
+    return shift.load_seconds + shift.unload_seconds + _ALONE_SECONDS
 
 
 def _with_endpoint(plan: Plan) -> Plan:

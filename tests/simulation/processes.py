@@ -48,6 +48,7 @@ class Processes:
         self._truth.set(process.key, 0)
         if late and held:
             key = f"late {process.key}"
+            self._truth.gpu_of[key] = self._truth.gpu_of.get(process.key, 0)
             self._truth.set(key, held)
             asyncio.get_running_loop().call_later(late, self._truth.set, key, 0)
 

@@ -1,5 +1,5 @@
 """The oracle of models that calls load: who may be evicted, what calls may be told, and what the
-disk cache may have. The rules have the numbers of oracle.py.
+disk cache may have. The rules have the numbers of docs/simulation.md.
 """
 
 from collections import Counter
@@ -29,6 +29,7 @@ from tests.simulation.store import CONFIG, Item
 _RECENT_SECONDS = 20.0
 _LONG_SECONDS = 120.0  # for a fetch, a load and their waits together
 _SOON_SECONDS = 1.5
+_UNKNOWN_BYTES = 64 * 2**20  # must be free for a model of unknown size
 _ABSENT = ("COMING", "STUCK")
 _REFUSED_SECONDS = 6.0  # for which a model is not tried again that cannot be served
 
@@ -287,8 +288,13 @@ class Residents:
             self._arriving.add(str(fields["model_id"]))
         if event in {"model.loaded", "model.load_failed", "model.load_refused"}:
             self._arriving.discard(str(fields["model_id"]))
-        if event == "model.unloading" and fields.get("evicted") in {"room", "disk", "idle"}:
-            self._check_eviction(str(fields["model_id"]), str(fields["evicted"]))
+        judges = {"room": self._for_room, "disk": self._for_disk, "idle": self._as_idle}
+        reason = fields.get("evicted") if event == "model.unloading" else None
+        if reason in judges:
+            self._check_eviction(str(fields["model_id"]), str(reason))
+            if not judges[reason](str(fields["model_id"])):
+                said = f"{fields['model_id']} was evicted for {reason}, and there was no need"
+                raise Violated("4 evicted", said)
 
     def _check_eviction(self, key: str, reason: str) -> None:
         """Raise if something keeps the model."""
@@ -302,11 +308,52 @@ class Residents:
         if self.is_pinned(key) and not self._since(0.0, "stub ended", key=key):
             raise Violated("4 evicted", f"{key} was evicted for {reason}, and is pinned")
 
+    def _for_room(self, key: str) -> bool:
+        """Whether something that is wanted may not fit beside all that there is."""
+        oracle, world = self._oracle, self._world
+        wanted = self._wanted() + [name for name, count in oracle.loading.items() if count > 0]
+        # nobody waits for new versions
+        wanted += [name for name in self._arriving if name in world.newest]
+        if self._since(world.now - _LONG_SECONDS, "out of memory", "caller left", "echo"):
+            return True
+        for name in wanted:
+            specs = [world.newest[name]]
+            if name in self._endpoint.catalog.versions:
+                specs = [item.spec for item in self._endpoint.catalog.versions[name]]
+            others = [*self.present(), *oracle.present.values()]
+            needed = max(map(oracle.most, specs))
+            if not all(map(oracle.is_known, specs)):
+                needed = max(needed, _UNKNOWN_BYTES)
+            if not self._has_some_room(needed, others):
+                return True
+        return False
+
+    def _has_some_room(self, needed: int, others: list[Spec]) -> bool:
+        """Return whether some device surely has room for so much beside these."""
+        oracle, truth = self._oracle, self._world.truth
+        # loads in progress are in the readings, and are reserved
+        arriving = sum(oracle.most(held.spec) for held in self._world.arriving())
+        kept = truth.held["baseline"] + truth.held.get("strangers", 0)
+        for gpu, limit in enumerate(oracle.limits):
+            used = truth.most_since(self._world.now - _RECENT_SECONDS, gpu) + arriving
+            booked = max(kept + oracle.booked_on(gpu, others), used)
+            if booked + needed <= (limit - oracle.settings.reserve) * 0.9:
+                return True
+        return False
+
     def _wanted(self) -> list[str]:
         """Return the models that calls have asked for, though these may have given up."""
         states = ("COMING", "LOADING")
         coming = [m.id for m in self._models_of_store() if m.state in states and not m.is_update]
         return [*coming, *(key for key, count in self.waiting.items() if count)]
+
+    def _for_disk(self, key: str) -> bool:
+        return any(name != key for name in self._wanted())
+
+    def _as_idle(self, key: str) -> bool:
+        seconds = self._endpoint.terms.idle_unload_seconds
+        since = self._world.now - self.used_at.get(key, -_LONG_SECONDS)
+        return bool(seconds) and since >= seconds
 
     # -- rule 5: quiet moments --------------------------------------------------------------
 

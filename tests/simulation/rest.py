@@ -1,5 +1,6 @@
 """Check at quiet moments, when nothing is in progress, that all books agree with the truth."""
 
+from adapter.core.memory import total
 from tests.simulation.control import Control, KnownModel
 from tests.simulation.memory import MIB
 from tests.simulation.models import Violated
@@ -21,6 +22,7 @@ class Rest:
         self._idle(control, models)
         self._not_stuck()
         self._same(models, self._world.stuck_names())
+        self._came_back(known)
         for model_id in self.serving:
             if model_id not in known:
                 raise Violated("5 desired", f"{model_id} was loaded, and is not any more")
@@ -33,6 +35,7 @@ class Rest:
             if booked != held:
                 text = f"on {device} {booked} bytes are booked, models have {held}"
                 raise Violated("5 ledger", text)
+        self._near_the_truth(control)
         self._free_is_free(control)
         if self._world.story.bugs:
             raise Violated("7 bugs", self._world.story.bugs[0])
@@ -86,15 +89,62 @@ class Rest:
         if self._world.is_embedded and len(stuck) >= LOAD_THREADS:
             raise Violated("5 left over", "all load threads are stuck, and Triton is not restarted")
 
+    def _came_back(self, known: dict[str, KnownModel]) -> None:
+        """Check that models come back that Triton has lost, where the adapter loads them again."""
+        upset = ("load", "prepare", "place", "confirm", "answer", OOM, "stub ended")
+        recent, room = self._first_end - RECENT_SECONDS, min(self.limits) * 0.8
+        names = [name for name in self.present if self.since(recent, "load asked", model_id=name)]
+        others = {name: self.present[name] for name in names} | self._lost
+        # models that were lost together fit again on a single device
+        has_fitted = others == self._lost and len(self.limits) == 1
+        is_full = not has_fitted and sum(map(self.most, others.values())) > room
+        comes_back = self.settings.loads_again or self.since(self._shift_begun, "restart")
+        is_full = is_full or self.since(self._first_end, "strangers")
+        if not comes_back or is_full or self._ends > 2:
+            return
+        for model_id, spec in self._lost.items():
+            if 2 * spec.seconds * len(spec.parts()) > self.settings.load_seconds:
+                continue  # its load may take longer than it may
+            if any(self.since(recent, each) for each in upset):
+                continue
+            if model_id in known and known[model_id].state == "READY":
+                continue
+            raise Violated("5 desired", f"{model_id} was lost with Triton, and is not back")
+
+    def _near_the_truth(self, control: Control) -> None:
+        """Check what is booked of models with processes of their own."""
+        if self._world.reader.kind != "host":
+            return
+        models = self._world.known_models("READY", "DEAD")
+        if not all(model.id in self.loaded_alone for model in models):
+            return  # what one of them has too little of, another one may have too much of
+        for model in models:
+            held = self._world.triton.held(model.name)
+            if held is None or held.process.over.is_set() or not held.spec.is_python:
+                continue
+            # Triton went on with a failed unload beside the next load: both were measured
+            was_unloading = self.since(self._shift_begun, "unload", model_id=model.id)
+            if was_unloading or not control.state.size_of(model.record).is_measured:
+                continue
+            booked = total(control.state.held(model.record))
+            real = sum(map(self._world.bytes_of, self._world.held_of(model.id)))
+            most = held.spec.package.takes + held.spec.grows
+            loaded = min(real, held.spec.package.takes)  # growth need not be booked
+            # memory of no model may count as that of the model loaded next
+            most = most * 1.1 + SLACK_BYTES + max(0, self.kept.get(model.id, 0))
+            if not loaded * 0.9 - SLACK_BYTES <= booked <= most:
+                said = f"{model.id} has {booked // MIB} MiB, and takes {real // MIB}"
+                raise Violated("5 ledger", said)
+
     def _free_is_free(self, control: Control) -> None:
         """Check that nothing which is in use counts as free, whoever has it."""
         reader, truth = self._world.reader, self._world.truth
         if reader.kind not in {"host", "nvml"} or reader.last is None:
             return
         devices = control.state.devices(reader.last)
-        [device] = reader.last.devices
-        free = devices[device].free_bytes
-        left = devices[device].limit_bytes - truth.used
-        if free > max(0, left) + SLACK_BYTES:
-            text = f"{free // MIB} MiB count as free on {device}, where {left // MIB} are left"
-            raise Violated("5 ledger", text)
+        for number, device in enumerate(reader.last.devices):
+            free = devices[device].free_bytes
+            left = devices[device].limit_bytes - truth.used_on(number)
+            if free > max(0, left) + SLACK_BYTES:
+                text = f"{free // MIB} MiB count as free on {device}, where {left // MIB} are left"
+                raise Violated("5 ledger", text)

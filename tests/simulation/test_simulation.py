@@ -1,5 +1,6 @@
 """The simulation itself: seeds repeat runs, the oracle finds a fault, and a failure is shrunk."""
 
+import asyncio
 import os
 import subprocess
 import sys
@@ -7,7 +8,10 @@ from functools import cache
 
 import pytest
 
+from adapter.runtime import clock
+from adapter.runtime.threads import Threads
 from tests.simulation.disk import SimDisk
+from tests.simulation.loop import Draws, Standstill, virtual
 from tests.simulation.plan import drawn
 from tests.simulation.shrink import shrunk
 from tests.simulation.world import Outcome, played
@@ -50,3 +54,20 @@ def test_failure_is_shrunk_to_entries_that_it_needs(monkeypatch):
     assert len(found.plan.entries) <= 4
     monkeypatch.undo()
     assert played(found.plan).violation is None
+
+
+def test_cut_day_ends_in_virtual_time():
+    async def day() -> None:
+        begun = clock.monotonic()
+        try:
+            for _ in range(300_000):
+                await asyncio.sleep(0)
+        finally:
+            await Threads("test", 1).run_to_end(bool)
+            await asyncio.sleep(5.0)
+            took.append(clock.monotonic() - begun)
+
+    took: list[float] = []
+    with pytest.raises(Standstill), virtual(Draws(0)) as run:
+        run(day())
+    assert took == [pytest.approx(5.0, abs=1.0)]

@@ -43,6 +43,7 @@ class Held:
     of_callers: int = 0  # of those in flight
     unloading_since: float = 0.0
     never_ends: bool = False  # its load
+    gpu: int = 0
     # set when the load was answered, or the model is gone
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     idle: asyncio.Event = field(default_factory=asyncio.Event)
@@ -89,6 +90,7 @@ class SimTriton:
         self.life: Life | None = None
         self.up = asyncio.Event()
         self.hung_until = 0.0
+        self.gpu_at: Callable[[str], int] = lambda _: 0  # for which the name's files are
         self.exits: Callable[[Iterable[Held]], None] = lambda _: None
         self._count = 0
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -212,6 +214,7 @@ class SimTriton:
             self.processes.end(old.process)
         spec = self._spec_at(name)
         held = life.models[name] = Held(name, spec, self.processes.start(name, spec))
+        held.gpu = self.truth.gpu_of[held.process.key] = self.gpu_at(name)
         return held
 
     def _with_steps(self, life: Life, held: Held) -> list[Held]:
@@ -234,7 +237,7 @@ class SimTriton:
             if held.process.over.is_set():
                 return await self._stub_ended(life, held)
             count = spec.takes * (part + 1) // parts - spec.takes * part // parts
-            if count > self.truth.free:
+            if not self.truth.has_room(held.process.key, count):
                 return await self._out_of_memory(life, held, count, random)
             self.truth.add(held.process.key, count)
         held.state = "READY"
@@ -278,7 +281,7 @@ class SimTriton:
     async def _out_of_memory(
         self, life: Life, held: Held, count: int, random: Random
     ) -> AdapterError:
-        free = self.truth.free
+        free = self.truth.sizes[held.gpu] - self.truth.used_on(held.gpu)
         self._note("out of memory", name=held.name, bytes=count, free=free)
         if held.spec.is_python and random.random() < 0.3:
             self.processes.end(held.process)
@@ -304,7 +307,7 @@ class SimTriton:
         held = self.held(name)
         if held is None or held.spec.is_python or not self.reports:
             return {}
-        return {0: self.truth.held.get(held.process.key, 0)}
+        return {held.gpu: self.truth.held.get(held.process.key, 0)}
 
     async def unclassified(self, _: str) -> Unclassified:
         return Unclassified(frozenset(), frozenset())
@@ -418,8 +421,8 @@ class SimTriton:
                     text = f"Stub process '{each.name}_0_0' is not healthy."
                     raise StubDied(text, model_id=model_id)
             self._grow(held, random)
-            if not is_ours and self._fault("infer", held.spec.model_id) is not None:
-                raise InferenceFailed("division by zero", model_id=model_id)
+            if not is_ours and (fault := self._fault("infer", held.spec.model_id)) is not None:
+                raise self._make_error(fault, model_id)
             return held.spec.package
         finally:
             held.in_flight -= 1
@@ -427,12 +430,19 @@ class SimTriton:
             if not held.in_flight:
                 held.idle.set()
 
+    def _make_error(self, fault: str, model_id: str) -> AdapterError:
+        if fault == "echo":
+            text = "input 'CUDA out of memory. Tried to allocate 1 bytes' is unknown"
+            figures = MemoryFigures(needed_bytes=1)
+            return OutOfMemory(text, model_id=model_id, figures=figures, matched="out of memory")
+        return InferenceFailed("division by zero", model_id=model_id)
+
     def _grow(self, held: Held, random: Random) -> None:
         grown = self.truth.held.get(held.process.key, 0) - held.spec.takes
         if grown >= held.spec.grows or random.random() < 0.5:
             return
         count = min(held.spec.grows - grown, held.spec.grows // 2 + 1)
-        if count <= self.truth.free:
+        if self.truth.has_room(held.process.key, count):
             self.truth.add(held.process.key, count)
             return
         self._note("out of memory in an inference", name=held.name)

@@ -39,7 +39,7 @@ class World(Outages):
         self.draws = Draws(plan.seed)
         self._loop = asyncio.get_running_loop()
         self.story = Story(self._loop.time)
-        self.truth = Truth(plan.device_bytes, plan.baseline)
+        self.truth = Truth(plan.device_bytes, plan.baseline, plan.more_gpus)
         self.specs = {spec.url: spec for spec in plan.models.values()}
         self.specs |= {f"/models/{name}": spec for name, spec in plan.models.items()}
         self.newest = dict(plan.models)
@@ -60,6 +60,7 @@ class World(Outages):
             loads_again=self.judged(self.oracle.loads_again),
         )
         self.reader = Reader(plan.reader, self.truth, self.draws)
+        self.triton.gpu_at = self.disk.gpu_at
         self.triton.is_gpu = plan.reader != "host"
         self.is_embedded = plan.is_embedded
         self.disk.admitted = self.judged(self.oracle.admitted)
@@ -84,6 +85,8 @@ class World(Outages):
         """An adapter that lives has written this line."""
         if (what := _LOGGED.get(event)) is not None:
             self.oracle.happened(what, str(fields["model_id"]))
+        if event == "model.loaded":
+            self.oracle.note_loaded(str(fields["model_id"]))
         # a return is given up for other reasons, too
         has_ended = "Triton has ended again" in str(fields.get("reason"))
         if event == "model.given_up" or has_ended:
@@ -126,6 +129,9 @@ class World(Outages):
         known = {each.process.key for each in self.all_held() if not each.never_ends}
         known.add("baseline")
         return sum(count for holder, count in self.truth.held.items() if holder not in known)
+
+    def bytes_of(self, held: Held) -> int:
+        return self.truth.held.get(held.process.key, 0)
 
     def processes_of(self, model_id: str) -> list[object]:
         folders = self.disk.folders.values()
@@ -456,5 +462,6 @@ _LOGGED = {
     "model.loading": "load begun",
     "model.unload_failed": "unload failed",
     "model.load_stuck": "given up",
+    "model.load_ended": "load cut",
 }
 _OPERATIONS = ("model.loading", "model.unloading", "call")
