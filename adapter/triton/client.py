@@ -67,7 +67,8 @@ _CHANNEL = [
     ("grpc.max_send_message_length", -1),
     # Notice a restarted Triton within a second, not after grpc's default of up to two minutes.
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
+    # The time of one attempt to connect, which a busy Triton may need.
+    ("grpc.min_reconnect_backoff_ms", 2000),
     ("grpc.max_reconnect_backoff_ms", 1000),
 ]
 # Triton is probed twice a second on this connection, so that no ping is sent while it answers.

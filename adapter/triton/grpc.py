@@ -41,7 +41,8 @@ _CHANNEL = (
     ("grpc.max_send_message_length", -1),
     # reconnect to a restarted Triton within a second, not grpc's two minutes
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
+    # the time of one attempt to connect, which a busy Triton may need
+    ("grpc.min_reconnect_backoff_ms", 2000),
     ("grpc.max_reconnect_backoff_ms", 1000),
 )
 

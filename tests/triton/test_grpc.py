@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import socket
 from collections import defaultdict
 from collections.abc import AsyncIterator
 from typing import Any
@@ -202,6 +203,29 @@ async def test_without_a_triton_nothing_was_delivered():
     finally:
         await dataplane.close()
     assert not raised.value.delivered
+
+
+async def read_to_end(connection: socket.socket) -> None:
+    while await asyncio.get_running_loop().sock_recv(connection, 1024):
+        pass
+
+
+async def test_busy_triton_has_time_to_accept_a_connection():
+    """The library gives up an attempt as early as its option of reconnects says."""
+    loop = asyncio.get_running_loop()
+    dataplane = GrpcDataPlane(
+        Faults(Classifier(())), timeout_seconds=5, max_message_bytes=2**20, unread=unread()
+    )
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(0)
+        dataplane.connect(f"127.0.0.1:{server.getsockname()[1]}")
+        call = asyncio.create_task(dataplane.call(call_with(), b"", lease()))
+        connection, _ = await loop.sock_accept(server)
+        with connection, pytest.raises(TimeoutError):
+            await asyncio.wait_for(read_to_end(connection), 0.5)
+    with pytest.raises(BackendUnavailable):
+        await call
+    await dataplane.close()
 
 
 # -- streams --------------------------------------------------------------------------------
