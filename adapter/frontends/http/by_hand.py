@@ -1,6 +1,6 @@
 """Sends one small inference to Triton in the coroutine of the connection, without a task.
 
-A task and what it needs take a third of the CPU of a small call. Whatever has to be waited
+A task and what it needs take a quarter of the CPU of a small call. Whatever has to be waited
 for but the body and the answer (the model, its config, a new connection to Triton) is left to the
 handler, which runs in a task. A failure is judged, and a large answer is read, by a task of its
 own. A call ends alike on both ways (tests/frontends/http/test_openai_ways.py).

@@ -36,7 +36,8 @@ class ByHand:
     task.
     """
 
-    # answers as a coroutine that is stepped; None without an answer written: the call needs a task
+    # answers in the coroutine of the connection; None once it has written the answer itself, or
+    # with nothing written if the call needs a task
     try_by_hand: Handle
     in_task: Handle
 

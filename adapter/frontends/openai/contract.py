@@ -112,7 +112,8 @@ class OpenAI:
 
     async def _embed_by_hand(self, request: Request) -> Answer | None:
         """Answer with a vector for each text. Return None for a call that needs a task: a large
-        one, or one whose model, config or connection to Triton has to be waited for.
+        one, or one whose model, config or connection to Triton has to be waited for. Return None
+        also once a large answer was written.
         """
         if not 0 < (request.content_length or 0) <= min(SLOW_BYTES, self._max_body):
             return None
