@@ -13,16 +13,15 @@ from typing import NoReturn
 
 from adapter.control.models import LoadRequest, Models
 from adapter.control.on_demand import OnDemand
-from adapter.control.operations import Operations
+from adapter.control.operations import Kind, Operations
 from adapter.control.triton import TritonStatus
 from adapter.core import times
 from adapter.core.artifacts import ArtifactKey
 from adapter.core.blame import Blame
 from adapter.core.forgotten import ForgottenModels
 from adapter.core.model import ModelId, ModelSource
-from adapter.core.record import LoadedFor, ModelRecord, OnExit
+from adapter.core.record import LoadedFor, OnExit
 from adapter.core.registry import Registry
-from adapter.core.states import ModelEvent, ModelState
 from adapter.core.wanted import Wanted, WantedModel, WantedReason, WantedState
 from adapter.errors import AdapterError, GivenUp
 from adapter.runtime import clock
@@ -118,7 +117,7 @@ class Desired:
         """Load the model, and again as its failures say."""
         while self._is_missing(model):
             try:
-                await self._load(model)
+                is_loaded = await self._load(model)
             except GivenUp as error:
                 await self._wait_for_pardon(model, error)
                 continue
@@ -130,18 +129,30 @@ class Desired:
                 if self.wanted.get(model.model_id) is model:
                     await asyncio.sleep(pause_seconds)
                 continue
-            self.wanted.note_loaded(model.model_id)
-            self._log_if_all_loaded(model)
+            if is_loaded:
+                self.wanted.note_loaded(model.model_id)
+                self._log_if_all_loaded(model)
 
     def _is_missing(self, model: WantedModel) -> bool:
         is_wanted = self.wanted.get(model.model_id) is model
         return is_wanted and model.state is WantedState.MISSING
 
-    async def _load(self, model: WantedModel) -> None:
+    async def _load(self, model: WantedModel) -> bool:
+        """Load the model once Triton is up and a slot is free; return whether this was done.
+
+        It is not done for a model that is wanted no more, nor beside an update of the model: that
+        is waited for, and what it fails for is no failure of the model that is wanted.
+        """
         await self.status.wait_until_up()
         async with self.slots:
-            if self._is_missing(model):
-                await self._load_now(model)
+            operation = self.operations.load_of(model.model_id)
+            if operation is not None and operation.kind is Kind.REPLACE:
+                await operation.wait()
+                return False
+            if not self._is_missing(model):
+                return False
+            await self._load_now(model)
+            return True
 
     async def _load_now(self, model: WantedModel) -> None:
         if isinstance(model.source, ArtifactKey):
@@ -161,17 +172,9 @@ class Desired:
         fields = {"model_id": model.model_id, "reason": str(error)}
         if model.reason is WantedReason.LOST:
             log.error("model.return_given_up", extra=fields)
-            self._forget_lost(model.model_id, str(error))
+            self.forgotten.add(model.model_id, str(error))
         else:
             log.error("adapter.preload_refused", extra=fields)
-
-    def _forget_lost(self, model_id: ModelId, reason: str, *, is_given_up: bool = False) -> None:
-        """Tell callers that the model does not come back, so that a platform loads it."""
-        self.forgotten.add(model_id, reason, is_given_up=is_given_up)
-        record: ModelRecord | None = self.registry.get(model_id)
-        is_lost = record is not None and record.state is ModelState.LOST
-        if record is not None and is_lost and not self.operations.is_busy(model_id):
-            self.registry.apply(record, ModelEvent.FORGOTTEN)
 
     async def _wait_for_pardon(self, model: WantedModel, error: GivenUp) -> None:
         """Wait until a model that made Triton exit may be tried again."""
@@ -179,7 +182,7 @@ class Desired:
         log.warning(
             "model.return_given_up", extra={"model_id": model.model_id, "reason": str(error)}
         )
-        self._forget_lost(model.model_id, str(error), is_given_up=True)
+        self.forgotten.add(model.model_id, str(error), is_given_up=True)
         while self._is_missing(model):
             if self.blame.find_given_up(model.model_id, clock.monotonic()) is None:
                 return

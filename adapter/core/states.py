@@ -52,7 +52,7 @@ class ModelEvent(Enum):
     # the model again; with LOST it does.
     TRITON_EXITED = "triton_exited"
     LOST = "lost"
-    FORGOTTEN = "forgotten"  # an unload was asked for, or nothing loads it again after all
+    FORGOTTEN = "forgotten"  # an unload was asked for
 
 
 _S = ModelState

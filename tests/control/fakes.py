@@ -447,11 +447,12 @@ class FakePackages:
     def __init__(self, triton: FakeTriton) -> None:
         self.left_behind: list[StagedModel] = []
         self.confirm_seconds = 0.001
+        self.prepare_seconds = 0.01
         self.confirmed: dict[TritonName, Bytes] = {}
         self._triton = triton
 
     async def prepare(self, name: TritonName, model_id: ModelId, source: ModelSource) -> Package:
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(self.prepare_seconds)
         script = self._triton.scripts[source.url]
         if script.fault:
             raise InvalidModel(script.fault, model_id=model_id)

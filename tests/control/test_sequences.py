@@ -1009,6 +1009,19 @@ async def test_triton_exits_amid_an_update_in_place():
         stage.check(A)
 
 
+@played
+async def test_lost_model_survives_its_failed_update():
+    """The fault is in the package of the update alone."""
+    async with Stage({"1": Script(), "2": Script(fault="max_batch_size: -1")}) as stage:
+        await stage.load(A, "1")
+        stage.packages.prepare_seconds = 5
+        update = asyncio.create_task(stage.replace(A, "2"))
+        await asyncio.sleep(1)
+        stage.triton.exit()
+        await fails(update, InvalidModel)
+        assert await stage.wait_and_invoke(A) == "1"
+
+
 # -- names of stores ----------------------------------------------------------------------------
 
 
@@ -1297,6 +1310,21 @@ async def test_wanted_model_returns_from_a_platforms_load():
         assert not call.done()
         stage.control.desired.slots.release()
         assert await call == "a"
+
+
+@played
+async def test_unload_holds_for_a_queued_preload():
+    """Whoever has unloaded a model of the settings does not find it loaded after an exit."""
+    async with Stage({"a": Script()}) as stage:
+        stage.control.desired.slots = asyncio.Semaphore(0)
+        stage.control.desired.want({A: ModelSource("a")})
+        await asyncio.sleep(1)
+        await fails(stage.models.unload(A), ModelNotFound)
+        stage.control.desired.slots.release()
+        await asyncio.sleep(1)
+        stage.triton.exit()
+        await asyncio.sleep(10)
+        stage.check()
 
 
 @played
