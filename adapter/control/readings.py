@@ -91,7 +91,7 @@ class Readings:
             reading = await self.read()
             used = reading.used if reading else {}
             waited_seconds = clock.monotonic() - started_at
-            if is_unload_done(leaving, used, waited_seconds):
+            if is_unload_done(leaving, used, waited_seconds, self.lag_seconds):
                 break
             await asyncio.sleep(times.POLL_SECONDS)
         self.metrics.recovery_seconds.observe(clock.monotonic() - started_at)
@@ -99,24 +99,30 @@ class Readings:
     # -- inside -----------------------------------------------------------------------------
 
     def _add_devices(self, reading: MemoryReading | None) -> None:
-        """Add each new device to the ledger. Without readings the limit stands for all devices."""
+        """Add new devices to the ledger. Without readings the limit stands for all devices."""
         devices = self.ledger.devices
         limit_bytes = self.settings.limit_bytes
         if reading is None:
             if not devices and limit_bytes is not None:
-                self._add(UNSEEN, limit_bytes, None)
+                self.ledger.open_devices({UNSEEN: self._make_book(UNSEEN, limit_bytes, None)})
             return
-        for device, figures in reading.devices.items():
-            if device not in devices:
-                self._add(device, figures.limit_bytes, figures.index)
+        new_books = {
+            device: self._make_book(device, figures.limit_bytes, figures.index)
+            for device, figures in reading.devices.items()
+            if device not in devices
+        }
+        self.ledger.open_devices(new_books)
         is_unseen_empty = UNSEEN in devices and self.ledger.is_empty(UNSEEN)
         if reading.devices and is_unseen_empty:
             del devices[UNSEEN]
 
-    def _add(self, device: Device, size_bytes: int, number: int | None) -> None:
+    def _make_book(self, device: Device, size_bytes: int, number: int | None) -> DeviceBook:
+        """Return the book of a new device, with its limit."""
         limit_bytes = limit_of(self.settings.limit_bytes, size_bytes)
+        if limit_bytes < size_bytes:
+            self._limited.add(device)
         process_limits = self.settings.process_limits
-        book = DeviceBook(
+        return DeviceBook(
             limit_bytes,
             headroom_bytes=self.settings.headroom_of(limit_bytes),
             process_limit_bytes=None if number is None else process_limits.get(number),
@@ -124,9 +130,6 @@ class Readings:
             # models of an earlier run were adopted before the first reading
             settled_bytes=self.ledger.booked(device),
         )
-        self.ledger.open_device(device, book)
-        if limit_bytes < size_bytes:
-            self._limited.add(device)
 
 
 def _find_available(reading: MemoryReading) -> Bytes:

@@ -266,22 +266,23 @@ class Ledger:
 
     # -- readings -------------------------------------------------------------------------------
 
-    def open_device(self, device: Device, book: DeviceBook) -> None:
-        """Begin to account for a device that a reading shows for the first time.
+    def open_devices(self, books: Mapping[Device, DeviceBook]) -> None:
+        """Begin to account for the devices that a reading shows for the first time.
 
-        A model from before any reading may be on each device. It gets 0 bytes of this one, unless
-        it is booked there: so the device is not empty, and the model can be evicted for others. A
-        load that began before is not alone there either, and neither are those beside it.
+        A model from before any reading may be on each of them. It gets 0 bytes of those where it is
+        not booked: so none of them is empty, and the model can be evicted for others. A load that
+        began before is not alone there either, and neither are those beside it.
         """
-        self.devices[device] = book
+        self.devices.update(books)
+        no_bytes = dict.fromkeys(books, 0)
         for sizes in (self.models, self.stuck):
             for name, size in sizes.items():
                 if size.keys() <= {UNSEEN}:
-                    sizes[name] = {device: 0, **size}
+                    sizes[name] = {**no_bytes, **size}
         for load in self.loads.values():
             if load.reserved.keys() <= {UNSEEN}:
-                load.reserved = {device: 0, **load.reserved}
-                load.reusable = {device: 0, **load.reusable}
+                load.reserved = no_bytes | load.reserved
+                load.reusable = no_bytes | load.reusable
 
     def observe(
         self,
@@ -728,20 +729,25 @@ class Ledger:
                 load.is_alone = False
 
 
-def is_unload_done(leaving: Leaving, used: Bytes, seconds: float) -> bool:
+def is_unload_done(leaving: Leaving, used: Bytes, seconds: float, lag_seconds: float = 0.0) -> bool:
     """Return whether to answer an unload, `seconds` after Triton has ended it.
 
     Readings show the bytes in use fallen by 3/4 of what is expected since the unload began. This is
-    so on each device where 16 MiB or more are expected. Or 5 s have passed. Without readings the
-    answer follows at once.
+    so on each device where 16 MiB or more are expected. Of a model that no reading has shown, one
+    is awaited that is newer than its unload: readings are `lag_seconds` old. Or 5 s have passed.
+    Without readings the answer follows at once.
     """
     if seconds >= times.MEMORY_SECONDS:
         return True
-    return all(
-        leaving.before[device] - used[device] >= UNLOADED_SHARE * count
-        for device, count in leaving.booked.items()
-        if count >= _WORTH_WAITING_BYTES and device in leaving.before and device in used
-    )
+    for device, count in leaving.booked.items():
+        if count < _WORTH_WAITING_BYTES or device not in used:
+            continue
+        if device not in leaving.before:
+            if seconds < lag_seconds:
+                return False
+        elif leaving.before[device] - used[device] < UNLOADED_SHARE * count:
+            return False
+    return True
 
 
 def _sum(sizes: Iterable[Bytes], device: Device) -> int:

@@ -370,6 +370,20 @@ async def test_lagging_readings_are_booked_late():
 
 
 @played
+async def test_unload_of_unread_model_waits_for_readings():
+    """It is answered when a reading is newer than its end, as that of any other model."""
+    async with Stage({"a": Script(300)}) as stage:
+        stage.triton.lag_seconds = 3.0
+        await stage.load(A)
+        unload = asyncio.create_task(stage.models.unload(A))
+        await asyncio.sleep(3)
+        assert not stage.triton.unloading
+        assert not unload.done()
+        await asyncio.sleep(1)
+        assert unload.done()
+
+
+@played
 async def test_futile_eviction_is_not_repeated_at_once():
     """Each try of a load that does not fit would cost callers the models that they use."""
     scripts = {"a": Script(700, declared=700), "b@1": Script(100, declared=100), "c": Script(50)}

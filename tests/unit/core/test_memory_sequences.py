@@ -17,7 +17,7 @@ from adapter.core.admission import (
     make_refusal,
 )
 from adapter.core.ledger import DeviceBook, Ledger
-from adapter.core.memory import HOST, UNSEEN
+from adapter.core.memory import HOST, UNSEEN, Device
 from adapter.errors import InsufficientMemory, ModelTooLarge
 from tests.unit.core.books import GPU, MIB, Books, gpu, guess, known, to_bytes, to_mib
 
@@ -316,13 +316,32 @@ def test_try_beside_load_without_device_proves_nothing():
     """A load from before the first reading may be on each device that a reading shows then."""
     books = Books({})
     books.load("early", books.need("early"))
-    books.ledger.open_device(GPU, DeviceBook(1000 * MIB))
+    books.ledger.open_devices({GPU: DeviceBook(1000 * MIB)})
     books.read(300)
     books.load("a", guess(100, key="a"))
     books.fail("a")
     assert books.ledger.tried == {}
     books.settle("early")
     assert books.booked("early") == 300
+
+
+def test_load_without_device_may_be_on_each():
+    """Neither of two devices that the first reading shows is empty beside it."""
+    books = Books({})
+    books.load("early", books.need("early"))
+    gpus = [GPU, Device("GPU-1")]
+    books.ledger.open_devices({gpu: DeviceBook(1000 * MIB) for gpu in gpus})
+    assert not any(map(books.ledger.is_empty, gpus))
+    books.settle("early")
+    assert not any(map(books.ledger.is_empty, gpus))
+
+
+def test_adopted_model_without_device_may_be_on_each():
+    books = Books({})
+    books.ledger.adopt("early", {})
+    gpus = [GPU, Device("GPU-1")]
+    books.ledger.open_devices({gpu: DeviceBook(1000 * MIB) for gpu in gpus})
+    assert not any(map(books.ledger.is_empty, gpus))
 
 
 def test_noise_of_readings_ends_no_refusal():
@@ -457,7 +476,7 @@ def test_adopted_model_keeps_its_bytes_without_readings():
     """A device that nobody reads is opened once its models have been adopted."""
     books = Books({})
     books.ledger.adopt("a", {UNSEEN: 64 * MIB})
-    books.ledger.open_device(UNSEEN, DeviceBook(1000 * MIB, settled_bytes=64 * MIB))
+    books.ledger.open_devices({UNSEEN: DeviceBook(1000 * MIB, settled_bytes=64 * MIB)})
     assert books.booked("a", UNSEEN) == 64
     assert books.free(UNSEEN) == 936
 
