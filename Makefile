@@ -57,7 +57,7 @@ demo: setup-demo  ## a guided tour: out of memory and the eviction that heals it
 	@exec .venv/bin/python examples/demo/demo.py
 
 test: setup  ## what every change must pass, against a real Triton; TRITON=/path/to/tritonserver: on another
-	$(PYTEST) -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m 'not nightly and not gpu and not e2e' \
+	$(PYTEST) -n $(WORKERS) --dist loadfile --no-loadscope-reorder --max-worker-restart=0 -m 'not nightly and not gpu and not e2e' \
 	  $(if $(TRITON),tests/contract tests/journeys)
 
 .venv-load/installed: requirements/load.txt

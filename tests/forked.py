@@ -157,7 +157,9 @@ _server = cache(_Server)
 
 
 def _serve(control: socket.socket) -> dict[str, Any] | None:
-    """Fork for each request. Return the request in the child, None in the parent at its end."""
+    """Fork for each request. Return the request in the child, None in the parent at its end, when
+    it has asked the children that are left to end as well.
+    """
     woken, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -168,7 +170,9 @@ def _serve(control: socket.socket) -> dict[str, Any] | None:
             _reap(statuses)
             continue
         data, received, *_ = socket.recv_fds(control, _REQUEST_BYTES, 4, socket.MSG_CMSG_CLOEXEC)
-        if not data:
+        if not data:  # the tests are over, or their process has crashed
+            for pid in statuses:
+                os.kill(pid, signal.SIGTERM)
             return None
         *standard, status = received
         if (pid := os.fork()) == 0:

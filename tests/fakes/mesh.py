@@ -42,6 +42,14 @@ def with_id(method: str, message: bytes, path: list[int], model_id: str) -> byte
     return bytes(request.SerializeToString())
 
 
+def is_connection_lost(error: BaseException) -> bool:
+    """Return whether a call has failed by its connection, and not by an answer of the runtime."""
+    if not isinstance(error, grpc.aio.AioRpcError):
+        return False
+    is_answer = "BackendUnavailable" in (error.details() or "")
+    return error.code() is grpc.StatusCode.UNAVAILABLE and not is_answer
+
+
 class RefusesToStart(Exception):
     pass
 
@@ -149,6 +157,8 @@ class Mesh:
                 async with asyncio.timeout(limit):
                     answer = await call
             except (grpc.aio.AioRpcError, TimeoutError) as error:
+                if is_connection_lost(error):
+                    raise  # nobody has refused the model
                 self._failed[model_id] = error
                 call.cancel()
                 await asyncio.sleep(UNLOAD_PAUSE_SECONDS)
@@ -205,9 +215,19 @@ class Mesh:
         await self._returning[model_id]
 
     async def _bring_back(self, model_id: str, gone: Loaded) -> None:
+        """Load the model again, also after the runtime has died amid the load."""
         if self.management != self.data:
             await self.send_unload(model_id)
-        await self.load(model_id, gone.path, gone.key)
+        while True:
+            try:
+                await self.load(model_id, gone.path, gone.key)
+            except grpc.aio.AioRpcError as error:
+                if not is_connection_lost(error):
+                    raise
+                await asyncio.sleep(POLL_SECONDS)
+                await self.connected()
+            else:
+                return
 
     async def _forward(
         self,

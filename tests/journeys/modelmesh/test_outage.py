@@ -13,7 +13,7 @@ import grpc
 import pytest
 from tritonclient.grpc import service_pb2 as v2
 
-from tests.fakes.mesh import Mesh
+from tests.fakes.mesh import Mesh, is_connection_lost
 from tests.grpc_calls import infer_request
 from tests.journeys.modelmesh.tritons import KINDS, Elsewhere, write_tritonserver
 from tests.processes import tritonserver
@@ -164,8 +164,7 @@ class Callers:
             try:
                 assert value_of(await self._mesh.infer(INFER, "m", request(self._count))) >= 0
             except grpc.aio.AioRpcError as error:
-                is_broken = error.code() is grpc.StatusCode.UNAVAILABLE
-                if not is_broken or "BackendUnavailable" in (error.details() or ""):
+                if not is_connection_lost(error):
                     raise
                 self.breaks += 1
                 await self._mesh.connected()
