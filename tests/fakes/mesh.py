@@ -77,6 +77,7 @@ class Mesh:
     predict_seconds: float = PREDICT_SECONDS
     _returning: dict[str, asyncio.Task[None]] = field(default_factory=dict)
     _failed: dict[str, Exception] = field(default_factory=dict)
+    _loses: asyncio.Condition = field(default_factory=asyncio.Condition)
 
     def __post_init__(self) -> None:
         limits = [(f"grpc.max_{way}_message_length", MAX_MESSAGE) for way in ("send", "receive")]
@@ -212,7 +213,14 @@ class Mesh:
         if self.models.get(model_id) is gone:
             del self.models[model_id]
             self._returning[model_id] = asyncio.create_task(self._bring_back(model_id, gone))
+            async with self._loses:
+                self._loses.notify_all()
         await self._returning[model_id]
+
+    async def wait_until_lost(self, model_id: str) -> None:
+        """Wait until a call has found that the model is gone, so that it is loaded again."""
+        async with self._loses:
+            await self._loses.wait_for(lambda: model_id in self._returning)
 
     async def _bring_back(self, model_id: str, gone: Loaded) -> None:
         """Load the model again, also after the runtime has died amid the load."""

@@ -209,6 +209,7 @@ async def test_mesh_loses_no_request_to_a_kill(outage, folder):
         await callers.are_answered()
         outage.hold()
         os.kill(tritonserver(adapter), signal.SIGKILL)
+        await mesh.wait_until_lost("m")  # the adapter is killed amid its next load
         adapter.stop(signal.SIGKILL)
 
         adapter = await asyncio.to_thread(embedded_at, socket, outage)
