@@ -184,10 +184,11 @@ class Eviction:
         )
 
     async def unload_dead(self) -> None:
-        """Unload the models of calls that have lost their process."""
+        """Unload the models of calls that have lost their process. An update replaces its own."""
         for record in self._list_loaded():
             is_ours = record.loaded_for is LoadedFor.CALLS
-            if is_ours and record.state is ModelState.DEAD and not record.usage.in_flight:
+            is_dead = record.state is ModelState.DEAD and not record.usage.in_flight
+            if is_ours and is_dead and not self.operations.is_busy(record.id):
                 await self.evict(record, {"evicted": "died"})
 
     async def unload_idle(self) -> None:

@@ -259,7 +259,7 @@ class Loader:
                 raise InsufficientMemory(text, model_id=record.id)
             record.undo.callback(self.memory.release, record)
             await self._run(record, terms, may_retry=False)
-            if not self.registry.is_serving(old):
+            if old.state not in LOADED:  # a DEAD version makes way as well
                 text = f"Triton exited while model {record.id!r} was updated"
                 raise BackendUnavailable(text, model_id=record.id, delivered=True)
             if old.loaded_for is LoadedFor.PLATFORM and record.loaded_for is LoadedFor.CALLS:

@@ -873,6 +873,34 @@ async def test_update_succeeds_though_old_version_hangs():
 
 
 @played
+async def test_update_replaces_a_model_that_dies_meanwhile():
+    """The fault that has ended its process may be the one that the new version mends."""
+    async with Stage({"1": Script(is_python=True), "2": Script(load_seconds=5)}) as stage:
+        record = await stage.load(A, "1")
+        update = asyncio.create_task(stage.replace(A, "2"))
+        await asyncio.sleep(2)
+        stage.triton.kill_process_of(record.name)
+        await fails(stage.invoke(A), StubDied)
+        await update
+        assert await stage.invoke(A) == "2"
+
+
+@played
+async def test_call_of_dead_model_waits_for_its_update():
+    """The update is the load that the call needs, and nobody ends it."""
+    async with Stage({"a@1": Script(is_python=True), "a@2": Script(load_seconds=5)}) as stage:
+        await stage.call(A)
+        stage.store.versions["a"] += 1
+        update = asyncio.create_task(stage.update(A))
+        await asyncio.sleep(2)
+        stage.triton.kill_process_of(TritonName("a"))
+        await fails(stage.call(A), StubDied)
+        await asyncio.sleep(0.1)
+        assert await stage.call(A) == "a@2"
+        await update
+
+
+@played
 async def test_update_in_place_keeps_the_last_call():
     """The old version is called while the files of the new one are fetched."""
     settings = StoreSettings(idle_unload_seconds=30)
