@@ -130,7 +130,7 @@ class Models:
         """Return the record of a loaded model; wait for its load, and raise the failure of that."""
         operation = self.operations.load_of(model_id)
         if operation is not None and self.registry.find_ready(model_id) is None:
-            await self._wait_for_outcome(operation)
+            await self._join(operation)
         return self.registry.serving(model_id)
 
     def forget(self, model_id: ModelId) -> ForgottenSize:
@@ -233,6 +233,17 @@ class Models:
         await self.loader.load(record, request.terms, request.log_fields)
         return record
 
+    async def _join(self, operation: Operation[ModelRecord]) -> None:
+        """Wait for a load or an update that somebody else has asked for. Raise its failure, except
+        that of an update after which the old version serves.
+        """
+        try:
+            await self._wait_for_outcome(operation)
+        except AdapterError:
+            is_served = self.registry.find_ready(operation.model_id) is not None
+            if operation.reason is not None or not is_served:
+                raise
+
     async def _wait_for_outcome(self, operation: Operation[ModelRecord]) -> ModelRecord:
         """Return what a load has loaded. Nobody waits for the undo of one at its time limit."""
         waited_seconds = clock.monotonic() - operation.started_at
@@ -333,7 +344,7 @@ class Models:
         self.operations.refuse_when_full(model_id)
         operation = self.operations.load_of(model_id)
         if operation is not None and replaces is not Replaces.ALWAYS:
-            await self._wait_for_outcome(operation)
+            await self._join(operation)
         work = partial(self._replace, model_id, source, replaces, log_fields)
         await self.operations.start(model_id, Kind.REPLACE, work).outcome()
 

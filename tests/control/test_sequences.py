@@ -947,6 +947,39 @@ async def test_call_amid_a_failed_update_is_answered():
 
 
 @played
+async def test_load_amid_a_failed_update_succeeds():
+    """It asks for what serves, and the fault is in the package of the update alone."""
+    for megabytes in (100, 600):  # beside the old version, and in its place
+        update_script = Script(megabytes, declared=megabytes, load_seconds=5, failure="bad weights")
+        async with Stage({"1": Script(megabytes), "2": update_script}) as stage:
+            await stage.load(A, "1")
+            update = asyncio.create_task(stage.replace(A, "2"))
+            await asyncio.sleep(2)
+            assert stage.triton.loading
+            load = stage.models.replace(A, ModelSource("1"), Replaces.CHANGED_FILES)
+            _, record = await asyncio.gather(load, stage.models.wait_for_load(A))
+            await fails(update, LoadFailed)
+            assert record.source.url == "1"
+            assert await stage.invoke(A) == "1"
+
+
+@played
+async def test_unload_amid_update_holds_for_joined_load():
+    """The load was asked for before, and must not bring the model back."""
+    async with Stage({"1": Script(), "2": Script(load_seconds=5)}) as stage:
+        await stage.load(A, "1")
+        update = asyncio.create_task(stage.replace(A, "2"))
+        await asyncio.sleep(2)
+        work = stage.models.replace(A, ModelSource("1"), Replaces.CHANGED_FILES)
+        load = asyncio.create_task(work)
+        await asyncio.sleep(1)
+        await stage.models.unload(A)
+        await fails(update, UnloadedMeanwhile)
+        await fails(load, UnloadedMeanwhile)
+        stage.check()
+
+
+@played
 async def test_version_that_fails_in_place_is_tried_once():
     """Each try takes the old version away from its calls. Another version is tried again."""
     settings = StoreSettings(revalidate_seconds=2)
