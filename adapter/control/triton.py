@@ -339,7 +339,7 @@ class TritonWatcher:
             return
         # one that does not answer may be about to exit: its models are lost once its life has ended
         if self.status.has_exited:
-            await self._handle_exit(self.registry.records())
+            await self._handle_exit()
             life = await self._wait_until_live()
             self._start_life(life)
 
@@ -349,7 +349,7 @@ class TritonWatcher:
         ready = await self.triton.ready()
         remaining = [record for record in records if record.name in ready]
         if not remaining:
-            await self._handle_exit(self.registry.records())
+            await self._handle_exit()
             self._start_life(life)
             return
         self.status.confirm(life)
@@ -372,26 +372,29 @@ class TritonWatcher:
 
     # -- an exit ----------------------------------------------------------------------------
 
-    async def _handle_exit(self, records: Sequence[ModelRecord]) -> None:
+    async def _handle_exit(self) -> None:
         """Charge the exit to one model or none; mark all models at rest as LOST or absent."""
         now = clock.monotonic()
         at_work = self.at_work.collect(now)
         self.journal.metrics.triton_exits.inc()
         verdict = self.blame.judge_exit(now, at_work, self.turns.list_loaded())
         _log_verdict(verdict)
-        at_rest = [record for record in records if record.state in AT_REST]
-        loaded = [record for record in at_rest if record.state in LOADED]
         self.wanted.note_exit()
         self.memory.start_life()
+        # other loads may use the names once the models are LOST or absent: clear the folders first
+        for record in self._list_at_rest():
+            await self._close_undo(record)
+        at_rest = self._list_at_rest()
+        loaded = [record for record in at_rest if record.state in LOADED]
         for record in at_rest:
             self._lose(record, self.status.choose_on_exit(record))
         if loaded:
             log.warning("triton.models_vanished", extra={"models": [r.id for r in loaded]})
             given_up = verdict.charged if verdict.given_up else None
             self.journal.metrics.history.lost(_describe_lost(loaded, given_up))
-        # loads begin once this life is confirmed, and may use the same names: clear them first
-        for record in at_rest:
-            await self._close_undo(record)
+
+    def _list_at_rest(self) -> list[ModelRecord]:
+        return [record for record in self.registry.records() if record.state in AT_REST]
 
     def _lose(self, record: ModelRecord, on_exit: OnExit) -> None:
         """Move a model at rest that Triton no longer has; what comes back is LOST and wanted."""
@@ -477,7 +480,7 @@ class TritonWatcher:
             return
         self._checked_at = now
         # taken before Triton is asked: a model that becomes ready later must not count as lost
-        records = [record for record in self.registry.records() if record.state in AT_REST]
+        records = self._list_at_rest()
         stuck = [record for record in records if record.state is ModelState.STUCK]
         ready = await self.triton.ready()
         for record in records:

@@ -448,7 +448,9 @@ class FakePackages:
         self.left_behind: list[StagedModel] = []
         self.confirm_seconds = 0.001
         self.prepare_seconds = 0.01
+        self.remove_seconds = 0.001
         self.confirmed: dict[TritonName, Bytes] = {}
+        self._prepared: set[TritonName] = set()  # with a folder, as of an archive
         self._triton = triton
 
     async def prepare(self, name: TritonName, model_id: ModelId, source: ModelSource) -> Package:
@@ -456,6 +458,7 @@ class FakePackages:
         script = self._triton.scripts[source.url]
         if script.fault:
             raise InvalidModel(script.fault, model_id=model_id)
+        self._prepared.add(name)
         total = sum(script.bytes_on(None).values())
         files_bytes = total // 2 if script.files is None else script.files * MIB
         config_text = "model_warmup {}" if script.has_warm_up else ""
@@ -478,6 +481,7 @@ class FakePackages:
         self, name: TritonName, model_id: ModelId, package: Package, gpu: int | None = None
     ) -> Placement:
         await asyncio.sleep(0.001)
+        assert name in self._prepared, f"{name} is placed without its files"
         known = self._triton.repository.get(name)
         is_other = known is not None and known.package.root != package.root
         assert not is_other, f"{name} is placed over another package"
@@ -491,8 +495,9 @@ class FakePackages:
         self.confirmed[name] = dict(held)
 
     async def remove(self, name: TritonName) -> None:
-        await asyncio.sleep(0.001)
+        await asyncio.sleep(self.remove_seconds)
         assert name not in self._triton.loaded, f"{name} is removed under Triton"
+        self._prepared.discard(name)
         self._triton.repository.pop(name, None)
 
     async def keep(self, name: TritonName) -> str:

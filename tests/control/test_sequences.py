@@ -21,7 +21,7 @@ from adapter.core.model import (
     StagedModel,
     TritonName,
 )
-from adapter.core.record import ModelRecord
+from adapter.core.record import ModelRecord, OnExit
 from adapter.core.sizes import UNSEEN
 from adapter.core.states import ModelState
 from adapter.errors import (
@@ -1322,6 +1322,17 @@ async def test_exit_counts_that_was_silent_first():
         stage.triton.exit()
         await asyncio.sleep(20)
         stage.check(A, B)
+
+
+@played
+async def test_load_amid_an_exit_keeps_its_files():
+    """They are unpacked before Triton is back, where those of the lost model were."""
+    async with Stage({"a": Script()}, on_exit=OnExit.FORGET) as stage:
+        await stage.load(A)
+        stage.packages.remove_seconds = 1
+        stage.triton.exit()
+        await stage.load(A)
+        assert await stage.invoke(A) == "a"
 
 
 @played
