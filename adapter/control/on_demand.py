@@ -141,8 +141,7 @@ class OnDemand:
         ready = self.registry.find_ready(model_id)
         if is_forced and ready is not None:
             await self.models.update(ready, key)
-        else:
-            await self.bring(model_id, key)
+        await self.bring(model_id, key)  # also what was evicted before the update began
         self.models.keep(model_id)
         return True
 

@@ -542,6 +542,26 @@ async def test_caller_loses_its_own_model_first():
 
 
 @played
+async def test_forced_load_follows_an_eviction():
+    """Its model was chosen before, and is gone when the turn of the update comes."""
+    scripts = {
+        "a@1": Script(300, declared=300),
+        "a@2": Script(300, declared=300, load_seconds=9),
+        "b@1": Script(600, declared=600),
+    }
+    async with Stage(scripts) as stage:
+        await stage.call(A)
+        stage.store.versions["a"] += 1
+        update = asyncio.create_task(stage.update(A))
+        await asyncio.sleep(3)
+        call = asyncio.create_task(stage.call(B))
+        await fails(update, UnloadedMeanwhile)
+        assert await stage.control.on_demand.load(A, is_forced=True)
+        assert await call == "b@1"
+        stage.check(A, B)
+
+
+@played
 async def test_new_version_keeps_the_callers_of_the_old():
     """Otherwise each update would make a model nobody's, which others lose first."""
     scripts = {
