@@ -8,8 +8,7 @@ of safe characters alone:
     fraud-v2.tar.gz    fraud-v2.tar.gz
     team/a b           ta.u.team_2fa_20b         each other byte as _hh
     (longer than 200)  ta.h.<sha256 of the id>
-    (name is stuck)    ta.r.<n>.<sha256 of the id>
-    (inspected only)   ta.i.<sha256 of the id>
+    (name is taken)    ta.r.<n>.<sha256 of the id>
     (response cache)   ta.c.<random>.<sha256 of the id>
     (part of package)  ta.p.<hash of the entry's name>.<own name, each other byte as _hh>
 """
@@ -37,6 +36,7 @@ _UNPRINTABLE = re.compile("[\x00\ud800-\udfff]")
 _PRIVATE = "ta."
 _ESCAPED = "ta.u."
 _HASHED = "ta.h."
+_NUMBERED = "ta.r."
 _FRESH = "ta.c."
 _FRESH_BYTES = 8
 _PART = "ta.p."
@@ -94,6 +94,11 @@ def triton_name(model_id: ModelId) -> TritonName:
     if len(escaped) <= _MAX_NAME_BYTES:
         return TritonName(escaped)
     return TritonName(_HASHED + hashlib.sha256(raw).hexdigest())
+
+
+def numbered_name(model_id: ModelId, number: int) -> TritonName:
+    """Return another name of the model, one for each number, that no other model ever has."""
+    return TritonName(f"{_NUMBERED}{number}.{hashlib.sha256(model_id.encode()).hexdigest()}")
 
 
 def strip_last_slash(url: str) -> str:

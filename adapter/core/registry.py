@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import chain, count
 
-from adapter.core.model import ModelId, Placement, TritonName, triton_name
+from adapter.core.model import ModelId, Placement, TritonName, numbered_name, triton_name
 from adapter.core.record import ModelRecord, OnExit
 from adapter.core.states import ModelEvent, ModelState, advance
 from adapter.errors import ModelNotFound, ModelNotReady
@@ -132,11 +132,13 @@ class Registry:
         return name not in self._by_name
 
     def free_name(self, model_id: ModelId) -> TritonName:
-        """Return a name in Triton that no record has: the model's own, else that of an id ID#1,
-        ID#2, and so on.
+        """Return a name in Triton that no record has: the model's own, else a numbered one.
+
+        No load of another model takes it either: a version that is to be loaded in the place of
+        another is in the table only once that one has gone.
         """
-        numbered = (ModelId(f"{model_id}#{number}") for number in count(1))
-        return next(filter(self.is_free, map(triton_name, chain([model_id], numbered))))
+        numbered = (numbered_name(model_id, number) for number in count(1))
+        return next(filter(self.is_free, chain([triton_name(model_id)], numbered)))
 
     def rename(self, record: ModelRecord, name: TritonName) -> None:
         """Give another name in Triton to a model that is PREPARING.

@@ -1090,6 +1090,22 @@ async def test_calls_load_a_few_models_at_a_time():
 
 
 @played
+async def test_update_in_place_takes_no_other_models_name():
+    """While its files are read, it is not in the table of models yet."""
+    scripts = {"1": Script(600), "2": Script(600, declared=600), "other": Script(100)}
+    async with Stage(scripts) as stage:
+        await stage.load(A, "1")
+        stage.packages.prepare_seconds = 5
+        update = asyncio.create_task(stage.replace(A, "2"))
+        await asyncio.sleep(1)
+        other = ModelId("a#1")
+        await stage.load(other, "other")
+        await update
+        assert await stage.invoke(A) == "2"
+        assert await stage.invoke(other) == "other"
+
+
+@played
 async def test_triton_exits_amid_an_update_in_place():
     """The old version comes back, and V2's calls wait for it."""
     scripts = {"1": Script(600), "2": Script(600, declared=600, load_seconds=5)}

@@ -11,7 +11,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from adapter.core.model import ModelId, ModelSource, Placement, TritonName
+from adapter.core.model import ModelId, ModelSource, Placement, TritonName, numbered_name
 from adapter.core.record import LoadedFor, ModelRecord, OnExit, Step
 from adapter.core.registry import Move, Registry
 from adapter.core.states import (
@@ -154,12 +154,12 @@ def test_longest_idle_model_counts(registry):
 # -- names in Triton ----------------------------------------------------------------------------
 
 
-def test_names_are_near_to_the_model(registry):
+def test_taken_name_is_followed_by_numbered_ones(registry):
     names = []
     for _ in range(3):
         record = bring(registry, ModelState.STUCK)
         names.append(record.name)
-    assert names == ["m", "ta.u.m_231", "ta.u.m_232"]
+    assert names == ["m", numbered_name(ModelId("m"), 1), numbered_name(ModelId("m"), 2)]
 
 
 def test_parts_of_a_package_have_names(registry):
@@ -167,7 +167,7 @@ def test_parts_of_a_package_have_names(registry):
     step = TritonName("step")
     registry.place(record, Placement((record.name,), along=(step,)))
     assert registry.owner_of(step) is record
-    assert registry.free_name(ModelId("step")) == "ta.u.step_231"
+    assert registry.free_name(ModelId("step")) == numbered_name(ModelId("step"), 1)
     registry.apply(record, ModelEvent.LOADED)
     registry.apply(record, ModelEvent.TRITON_EXITED)
     assert registry.free_name(ModelId("step")) == "step"
