@@ -364,14 +364,12 @@ def _explain_no_room(
     """Return the error for the calls of a model that does not fit while nothing can be evicted.
 
     A model that runs out of memory with no other model loaded fails by itself: its callers get that
-    failure, and are not asked to try again.
+    failure, and are not asked to try again. All of them get the same one, so it is left as it is.
     """
     if has_others:
         text = f"{error}; all other models are in use, pinned or loaded explicitly; {_SEE_ROOM}"
         retry_after_ms = _RETRY_AFTER_MS if may_come else _RETRY_AFTER_LONG_MS
         return NoRoom(text, model_id=model_id, retry_after_ms=retry_after_ms)
-    text = f"{error}; no other model is loaded"
     if isinstance(error, OutOfMemory):
-        error.args = (text,)
         return error
-    return NoRoom(f"{text}; {_SEE_ROOM}", model_id=model_id)
+    return NoRoom(f"{error}; no other model is loaded; {_SEE_ROOM}", model_id=model_id)

@@ -174,6 +174,17 @@ async def test_oom_of_unseen_gpu_blames_no_host_memory():
 
 
 @played
+async def test_callers_of_failed_load_get_one_text():
+    """They get the same failure, and what is added to it for one would be added for each."""
+    stage = Stage({"a@1": Script({HOST: 2000}, files=100, gpus=frozenset())})
+    stage.triton.devices = [HOST]
+    async with stage:
+        calls = [fails(stage.call(A), OutOfMemory) for _ in range(3)]
+        errors = await asyncio.gather(*calls)
+        assert [str(error) for error in errors] == ["a: CUDA out of memory"] * 3
+
+
+@played
 async def test_eviction_waits_for_requests():
     scripts = {f"{name}@1": Script(400, declared=400) for name in "abc"}
     async with Stage(scripts) as stage:
