@@ -17,7 +17,6 @@ from adapter.errors import (
     AdapterError,
     ArtifactNotFound,
     BackendUnavailable,
-    GivenUp,
     InvalidModel,
     InvalidRequest,
     LoadFailed,
@@ -47,9 +46,10 @@ class WantedState(Enum):
 FILE_ERRORS: tuple[type[AdapterError], ...] = (InvalidModel, LoadFailed, ModelTooLarge)
 
 # Failures after which a model is not tried again in the same life of Triton. The files of
-# load_at_start lie where somebody can mend them, so their failures are not final.
+# load_at_start lie where somebody can mend them, so their failures are not final. Nobody notes that
+# a model is given up: it waits for its pardon.
 FINAL_ERRORS: Mapping[WantedReason, tuple[type[AdapterError], ...]] = {
-    WantedReason.LOAD_AT_START: (GivenUp,),
+    WantedReason.LOAD_AT_START: (),
     WantedReason.PRELOAD: (ArtifactNotFound, InvalidRequest, *FILE_ERRORS),
     WantedReason.LOST: (ArtifactNotFound, *FILE_ERRORS),
 }
@@ -137,7 +137,7 @@ class Wanted:
         model.failure = ""
         model.pause_seconds = times.PAUSE_SECONDS
 
-    def note_failure(self, model: WantedModel, error: Exception) -> float | None:
+    def note_failure(self, model: WantedModel, error: AdapterError) -> float | None:
         """Note how a try has failed; return the seconds until the next try, None if there is none.
 
         If Triton is away, the failure is not the model's, and the next try may follow at once.
@@ -146,7 +146,7 @@ class Wanted:
             return None  # an unload was asked for meanwhile, or Triton exited with the model
         if model.state is not WantedState.MISSING:
             return None  # somebody else has loaded it meanwhile
-        model.failure = str(error) if isinstance(error, AdapterError) else repr(error)
+        model.failure = str(error)
         if isinstance(error, FINAL_ERRORS[model.reason]):
             model.state = WantedState.REFUSED
             return None
