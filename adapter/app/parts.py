@@ -285,12 +285,7 @@ def build_parts(loaded: Loaded, tracing: Tracing | None) -> Parts:
     faults = Faults(Classifier(settings.oom_patterns), str(repository))
     roots = [*settings.all_roots, *([cache.root] if cache else [])]
     triton = _build_triton(settings, faults, repository, metrics, roots=roots, tracing=tracing)
-    memory = build_memory(
-        settings.memory_source,
-        embedded,
-        settings.memory_limit,
-        str(settings.triton_metrics),
-    )
+    memory = build_memory(settings.memory_source, embedded, str(settings.triton_metrics))
 
     # control
     world = World(

@@ -199,12 +199,11 @@ class ChosenMemory:
 def build_memory(
     wanted: Wanted,
     embedded: EmbeddedTriton | None,
-    limit_bytes: int | None,  # of host memory; None for what the container has
     metrics_page: str,  # the address of an external Triton's metrics
 ) -> ChosenMemory:
     """Build the readers of this place, and the choice among them."""
     host = None
     if embedded is not None:
-        host = HostMemory(embedded.pids, limit_bytes or models_limit_bytes())
+        host = HostMemory(embedded.pids, models_limit_bytes())
     page = TritonMetrics(lambda: embedded.metrics_address if embedded else metrics_page)
     return ChosenMemory(wanted, host, page, NvmlMemory(lambda: page.uuids))

@@ -1,5 +1,6 @@
 """A limit of 512 MiB, and models that truly take over 95 MiB each: four fit, the fifth does not."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -74,3 +75,11 @@ def test_memory_is_back_when_unload_is_answered(adapter, client, root):
     client.unload_model("a")
 
     assert tree_bytes(adapter) - before < footprint / 4
+
+
+def test_limit_above_the_machine_is_cut(root):
+    """Otherwise the kernel would end Triton before any load is refused."""
+    flags = ("--memory-source=host", "--memory-limit=1000TiB", f"--model-roots={root}")
+    with embedded_adapter(*flags) as adapter:
+        [book] = adapter.state()["memory"]["devices"].values()
+    assert book["limit_bytes"] < os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
