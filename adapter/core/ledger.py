@@ -678,10 +678,12 @@ class Ledger:
         """Book a model that an earlier run of the adapter has loaded.
 
         A reading that shows the model already is not counted twice, and none so far was of an empty
-        device. Loads on its devices are not alone any more. A model of unknown size, whose load
-        never ended, has 0 bytes of each device: so none of them is empty beside it.
+        device. Loads on its devices are not alone any more. A model that no reading has shown to
+        that run, or whose load never ended, may be on each device. It gets 0 bytes of those where
+        it is not booked: so none of them is empty beside it.
         """
-        booked = booked or dict.fromkeys(self.devices, 0)
+        if booked.keys() <= {UNSEEN}:
+            booked = {**dict.fromkeys(self.devices, 0), **booked}
         self._disturb(booked)
         self.models[name] = booked
         for device, count in booked.items():

@@ -1859,6 +1859,31 @@ async def test_adopted_models_take_memory_where_nothing_is_read():
 
 
 @played
+async def test_adopted_model_may_be_on_each_device():
+    """The run before this one read no memory. If the device counted as empty, a load that fits once
+    the model has gone would be refused for good.
+    """
+    stage = Stage({"a": Script(600), "b": Script(900, declared=900)})
+    name = await stage.leave_loaded(A)
+    stage.packages.left_behind = [
+        StagedModel(
+            name,
+            A,
+            Placement((name,)),
+            is_loaded=True,
+            source=ModelSource("a"),
+            can_load_again=True,
+            content_key="a",
+            held={UNSEEN: 600 * MIB},
+        )
+    ]
+    async with stage:
+        await fails(stage.load(B), InsufficientMemory)
+        await stage.models.unload(A)
+        await stage.load(B)
+
+
+@played
 async def test_drain_ends_the_wait_for_triton():
     """The load would never begin, and the drain need not last for it."""
     async with Stage({"a": Script()}) as stage:
