@@ -386,6 +386,8 @@ class Memory:
                 self._begin(record, decision)
                 return
             if decision.answer is Answer.EVICT:
+                # later loads wait from now on: what leaves is meant for this one
+                waiter.reason = decision.reason
                 note_step(record, Step.MEMORY)
                 if await evictor.make_room(decision.victims, record):
                     waiter.has_evicted = True

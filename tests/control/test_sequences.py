@@ -270,6 +270,32 @@ async def test_known_need_passes_a_load_awaiting_its_turn():
 
 
 @played
+async def test_load_that_evicts_is_not_overtaken():
+    """Anybody may pass it while it waits for its turn, but not once others are evicted for it."""
+    scripts = {
+        "a": Script(50, load_seconds=4),
+        "b@1": Script(600, files=480),
+        "c@1": Script(500, declared=500),
+        "late": Script(600, declared=600),
+    }
+    async with Stage(scripts) as stage:
+        await stage.call(C)
+        await asyncio.sleep(2)
+        stage.triton.unload_seconds = 3
+        first = asyncio.create_task(stage.load(A))
+        call = asyncio.create_task(stage.call(B))
+        await first
+        await asyncio.sleep(1)
+        assert TritonName("c") in stage.triton.unloading
+        late = asyncio.create_task(stage.load(ModelId("late")))
+        await asyncio.sleep(1)
+        stage.triton.growth[GPU] = 150 * MIB  # of a neighbour: the unload is answered 5 s later
+        assert await call == "b@1"
+        with suppress(InsufficientMemory):
+            await late
+
+
+@played
 async def test_one_load_ends_when_two_pass_limit():
     """The other one fits once the first is taken down, which readings show late."""
     scripts = {"a": Script(450, files=10), "b": Script(100, declared=100)}
