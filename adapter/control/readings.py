@@ -46,7 +46,9 @@ class Readings:
         if reading is None:
             self.ledger.observe({}, asked_at)
             return None
-        self._samples.append((clock.monotonic(), reading))
+        # callers that wait at the same time get the same reading: it is kept once
+        if not self._samples or self._samples[-1][1] is not reading:
+            self._samples.append((clock.monotonic(), reading))
         self.ledger.observe(
             reading.used,
             asked_at,

@@ -4,6 +4,10 @@ import asyncio
 
 import pytest
 
+from adapter.control.ports import MemorySettings
+from adapter.control.readings import Readings
+from adapter.core.ledger import Ledger
+from adapter.telemetry.metrics import Metrics
 from tests.fakes.memory_place import GONE, RETRY, told
 from tests.fakes.metrics_endpoint import MIB
 
@@ -80,6 +84,19 @@ async def test_callers_share_only_readings_begun_later(place):
     assert len({id(reading) for reading in await asyncio.gather(*late)}) == 1
     assert memory.last is not first
     assert place.endpoint.asked == 2
+
+
+async def test_shared_reading_is_kept_once(place):
+    """Otherwise loads that wait would soon push out what was read before one of them began: by that
+    a failure is judged.
+    """
+    place.add_gpu()
+    readings = Readings(place.choose("triton"), Ledger({}), MemorySettings(), Metrics())
+    first = await readings.read()
+    await asyncio.gather(*(readings.read() for _ in range(1000)))
+    kept = readings.list_since(None)
+    assert kept[0] is first
+    assert len(kept) == 2
 
 
 async def test_a_caller_that_is_cancelled_takes_nobody_along(place):
