@@ -736,18 +736,20 @@ def is_unload_done(leaving: Leaving, used: Bytes, seconds: float, lag_seconds: f
 
     Readings show the bytes in use fallen by 3/4 of what is expected since the unload began. This is
     so on each device where 16 MiB or more are expected. Of a model that no reading has shown, one
-    is awaited that is newer than its unload: readings are `lag_seconds` old. Or 5 s have passed.
-    Without readings the answer follows at once.
+    is awaited that is newer than its unload: readings are `lag_seconds` old. A reading that fails
+    shows nothing, and the next one counts. Or 5 s have passed. Where nothing is read the answer
+    follows at once.
     """
     if seconds >= times.MEMORY_SECONDS:
         return True
     for device, count in leaving.booked.items():
-        if count < _WORTH_WAITING_BYTES or device not in used:
+        if count < _WORTH_WAITING_BYTES:
             continue
-        if device not in leaving.before:
-            if seconds < lag_seconds:
+        before = leaving.before.get(device)
+        if before is None:
+            if device in used and seconds < lag_seconds:
                 return False
-        elif leaving.before[device] - used[device] < UNLOADED_SHARE * count:
+        elif before - used.get(device, before) < UNLOADED_SHARE * count:
             return False
     return True
 

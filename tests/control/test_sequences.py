@@ -421,6 +421,24 @@ async def test_unload_of_unread_model_waits_for_readings():
 
 
 @played
+async def test_unload_waits_though_a_reading_fails():
+    """A platform books the memory as free from the answer on, also while the driver is silent."""
+    async with Stage({"a": Script(300)}) as stage:
+        await stage.load(A)
+        unload = asyncio.create_task(stage.models.unload(A))
+        await asyncio.sleep(0.1)
+        stage.triton.has_readings = False
+        stage.triton.growth[GPU] = 300 * MIB  # the driver gives it back later than Triton
+        await asyncio.sleep(2)
+        assert not stage.triton.unloading
+        assert not unload.done()
+        stage.triton.has_readings = True
+        stage.triton.growth.clear()
+        await asyncio.sleep(0.5)
+        assert unload.done()
+
+
+@played
 async def test_futile_eviction_is_not_repeated_at_once():
     """Each try of a load that does not fit would cost callers the models that they use."""
     scripts = {"a": Script(700, declared=700), "b@1": Script(100, declared=100), "c": Script(50)}

@@ -144,7 +144,8 @@ def test_unload_is_answered_when_most_is_back():
     assert is_unload_done(leaving, to_bytes({GPU: 122}), 0)  # three quarters
     assert not is_unload_done(leaving, to_bytes({GPU: 422}), 4)
     assert is_unload_done(leaving, to_bytes({GPU: 422}), 5)
-    assert is_unload_done(leaving, {}, 0)  # without readings
+    assert not is_unload_done(leaving, {}, 4)  # a reading that fails shows nothing
+    assert is_unload_done(Leaving(leaving.booked, {}), {}, 0)  # nothing is read
     small = Leaving(to_bytes({GPU: 15}), to_bytes({GPU: 422}))
     assert is_unload_done(small, to_bytes({GPU: 422}), 0)  # less than others' noise
 
