@@ -17,7 +17,7 @@ from enum import Enum
 from typing import TypeVar
 
 from adapter.core import times
-from adapter.core.memory import UNSEEN, Bytes, Device, total
+from adapter.core.memory import Bytes, total
 from adapter.core.model import TritonName
 from adapter.core.record import LoadedFor, ModelRecord
 from adapter.core.states import ModelState
@@ -211,21 +211,19 @@ def sort_candidates(candidates: Iterable[Candidate], policy: Policy) -> list[Can
 
 def choose_victims(
     candidates: Iterable[Candidate],
-    missing: Bytes,  # by device, 0 where nobody knows: then one model leaves, and the load is tried
+    missing: Bytes,  # by device
     policy: Policy,
 ) -> list[Candidate]:
     """Return whom to evict together for the missing bytes, in the order of their eviction.
 
-    At least one is returned while there is one, and all if even they are too few. Models that hold
-    bytes of other devices alone stay. One of which nothing is known may free something. UNSEEN as a
-    device stands for all devices together.
+    All that hold bytes of these devices are returned if even they are too few. Others stay.
     """
-    ordered = sort_candidates(candidates, policy)
-    sizes = [(model, _bytes_on(missing, model.size)) for model in ordered]
-    useful = [(model, size) for model, size in sizes if total(size) or not model.size]
-    # a measurement beside other loads may have shown nothing of a model
-    empty = [(model, size) for model, size in sizes if not total(model.size)]
-    return choose_fewest(useful or empty, missing)
+    useful = [
+        (model, model.size)
+        for model in sort_candidates(candidates, policy)
+        if any(model.size.get(device) for device in missing)
+    ]
+    return choose_fewest(useful, missing)
 
 
 def choose_fewest(
@@ -264,11 +262,3 @@ def _drop_needless(
         else:
             needed.insert(0, candidate)
     return needed
-
-
-def _bytes_on(devices: Iterable[Device], size: Bytes) -> Bytes:
-    """Return the bytes that a model holds of each of these devices, 0 where it holds none.
-
-    UNSEEN stands for all devices together, so it gets the sum.
-    """
-    return {device: total(size) if device == UNSEEN else size.get(device, 0) for device in devices}

@@ -804,6 +804,24 @@ async def test_inference_evicts_no_model_of_other_callers():
 
 
 @played
+async def test_inference_evicts_no_model_of_other_devices():
+    """A model that runs on a CPU frees nothing of a GPU, whatever it is worth."""
+    scripts = {"a": Script(300), "b@1": Script({}, gpus=frozenset()), "c@1": Script(300)}
+    async with Stage(scripts) as stage:
+        await stage.load(A)
+        for model_id in (B, C, C):
+            await stage.call(model_id)
+        await asyncio.sleep(2)
+        error = OutOfMemory(
+            "CUDA out of memory",
+            model_id=A,
+            figures=MemoryFigures(500 * MIB, device=GPU),
+        )
+        assert await stage.control.eviction.make_room_for_inference(error)
+        stage.check(A, B)
+
+
+@played
 async def test_inference_takes_the_reserve_before_models():
     """The memory reserve is there for inferences: what fits into it costs no model."""
     async with Stage({"a": Script(300), "b@1": Script(300)}) as stage:

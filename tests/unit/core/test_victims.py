@@ -7,7 +7,6 @@ import pytest
 from adapter.core.memory import HOST, Device
 from adapter.core.model import ModelId, ModelSource, TritonName
 from adapter.core.record import LoadedFor, ModelRecord
-from adapter.core.sizes import UNSEEN
 from adapter.core.states import ModelState
 from adapter.core.victims import (
     Candidate,
@@ -198,13 +197,9 @@ def test_large_victim_spares_small_ones(missing_bytes, victims):
     assert choose(missing_bytes, **held) == victims
 
 
-def test_one_limit_counts_all_devices():
-    assert choose(10, UNSEEN, a={HOST: 4, GPU: 6}, b={HOST: 10}) == "a"
-
-
-def test_unknown_model_is_tried():
-    assert choose(10, GPU, a={}, b={GPU: 10}) == "ab"
-    assert choose(10, GPU, a={HOST: 5}, b={HOST: 0}) == "b"
+def test_model_of_other_devices_stays():
+    assert choose(10, GPU, a={}, b={HOST: 5}, c={GPU: 10}) == "c"
+    assert choose(10, GPU, a={HOST: 5}, b={GPU: 0}) == ""
 
 
 def test_order_is_others_spared_worth_then_use():
