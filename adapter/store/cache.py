@@ -78,8 +78,9 @@ class ArtifactCache:
         self._versions = {name: StoreVersions(store) for name, store in stores.items()}
         self._slots = {name: FairSlots(concurrency) for name in stores}
         self._checksums = {name: Checksums(store.location) for name, store in stores.items()}
-        # one caller of a key at a time: the next one finds on disk what that one has fetched
-        self._locks: WeakValueDictionary[ArtifactKey, asyncio.Lock] = WeakValueDictionary()
+        # one caller of a place at a time: the next one finds on disk what that one has fetched. Two
+        # endpoints may name one location, so that two keys are one place
+        self._locks: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
         self._unfit = Refusals(OF_VERSIONS)
         self._needs = lru_cache(MAX_REMEMBERED)(_make_need)
         self._connections = asyncio.Semaphore(MAX_CONNECTIONS)
@@ -209,7 +210,7 @@ class ArtifactCache:
         Raises ArtifactNotFound, InvalidModel, InvalidRequest, NoRoom, StoreDenied,
         StoreUnavailable, and BackendError for the disk's faults.
         """
-        async with self._locks.setdefault(key, asyncio.Lock()):
+        async with self._locks.setdefault(self._place(key), asyncio.Lock()):
             try:
                 version = await self._ask_soon(key)
             except StoreUnavailable as error:

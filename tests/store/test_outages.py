@@ -235,6 +235,19 @@ async def test_equal_keys_of_stores_have_own_versions(store, start, path):
     assert await use(cache, path, "team") == ("v1", CacheUse.DISK)
 
 
+async def test_stores_of_one_location_fetch_a_key_once(store, start, path):
+    """A second fetch would replace the files of the first one while Triton reads them."""
+    twin = MemoryStore("models")
+    cache = await start(twin=twin)
+    for each in (store, twin):
+        each.put(path, "v1")
+    found = await asyncio.gather(hold(cache, path), hold(cache, path, "twin"))
+    assert [use.value for _, use in found] == ["miss", "disk"]
+    for artifact, _ in found:
+        cache.release(artifact)
+    assert cache.unused() == (1, found[0][0].size_bytes)
+
+
 async def test_cache_without_version_is_fetched_again(store, start, path):
     """A folder of before the notes had names for it: nothing says which version is the last."""
     cache = await start()
