@@ -214,7 +214,7 @@ class Fetch:
         for file in self._version.files:
             parts = file.path[len(self._version.path) + 1 :].split("/")
             if len(parts) > MAX_DEPTH or any(
-                part in {".", ".."} or "\0" in part or len(part.encode()) > _MAX_NAME_BYTES
+                part in {".", ".."} or "\0" in part or len(os.fsencode(part)) > _MAX_NAME_BYTES
                 for part in (*parts, self._name)
             ):
                 raise self._invalid(

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -140,5 +141,6 @@ def _version_of_folder(path: str, files: Sequence[StoredFile]) -> Version:
     kept = sorted((file for file in files if file.path not in parents), key=lambda f: f.path)
     digest = sha256()
     for file in kept:
-        digest.update(f"{file.path}\0{file.etag}\0{file.size_bytes}\0".encode())
+        # names on a disk need not be UTF-8
+        digest.update(os.fsencode(f"{file.path}\0{file.etag}\0{file.size_bytes}\0"))
     return Version(path, digest.hexdigest(), tuple(kept), is_folder=True)

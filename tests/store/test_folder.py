@@ -42,6 +42,18 @@ async def test_folder_is_fetched_with_its_times(folder, open_cache):
     assert modified(f"{artifact.folder}/1/model.py") == 1e9
 
 
+async def test_file_name_that_is_not_utf8_is_fetched(folder, open_cache):
+    """Unpacking a zip of Windows leaves such names; the file is also found after a restart."""
+    odd = os.fsdecode(b"gr\xf6\xdfe.txt")
+    (folder / "a").mkdir()
+    (folder / "a" / odd).write_bytes(b"x")
+    cache = await open_cache(folder)
+    artifact, _ = await cache.fetch("a")
+    assert files_of(artifact) == {odd: b"x"}
+    await cache.cache.close()
+    assert await (await open_cache(folder)).fetch("a") == (artifact, CacheUse.DISK)
+
+
 async def test_lone_file_is_a_package(folder, open_cache):
     (folder / "net.onnx").write_bytes(b"onnx")
     artifact, _ = await (await open_cache(folder)).fetch("net.onnx")
