@@ -6,7 +6,7 @@ import asyncio
 import fcntl
 import os
 from collections.abc import AsyncGenerator
-from contextlib import aclosing, suppress
+from contextlib import ExitStack, aclosing, suppress
 from hashlib import md5
 from pathlib import Path
 
@@ -145,14 +145,12 @@ class Fetch:
         self, file: StoredFile, target: Path, head: bytes, chunks: AsyncGenerator[bytes, None]
     ) -> None:
         """Write one object to `target`, whose first bytes have come already."""
-        descriptor = await CACHE.run_to_end(os.open, target, os.O_CREAT | os.O_WRONLY | os.O_EXCL)
-        try:
+        with ExitStack() as stack:
+            descriptor = await CACHE.run_to_end(_open_new, target, stack)
             await self._write_chunk(descriptor, head)
             async for chunk in chunks:
                 await self._write_chunk(descriptor, chunk)
             os.utime(descriptor, (file.modified, file.modified))
-        finally:
-            os.close(descriptor)
 
     async def _write_chunk(self, descriptor: int, chunk: bytes) -> None:
         """Wait for room on disk for a chunk, then write it."""
@@ -314,6 +312,15 @@ async def _feed(writer: int, head: bytes, chunks: AsyncGenerator[bytes, None]) -
                 await PIPES.run_to_end(_write_all, writer, chunk)
     finally:
         os.close(writer)
+
+
+def _open_new(target: Path, stack: ExitStack) -> int:
+    """Make a file and open it for writing. The stack closes it, also if the caller was cancelled
+    before it had the descriptor.
+    """
+    descriptor = os.open(target, os.O_CREAT | os.O_WRONLY | os.O_EXCL)
+    stack.callback(os.close, descriptor)
+    return descriptor
 
 
 def _make_folder(folder: Path) -> None:

@@ -1,5 +1,6 @@
 """Reads a folder of this machine as a store."""
 
+import asyncio
 import errno
 import os
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
@@ -92,7 +93,12 @@ class FolderStore:
 
     async def read(self, file: StoredFile, offset: int, end: int) -> AsyncGenerator[bytes, None]:
         """Yield the content from `offset` to before `end`, as Store says."""
-        descriptor = await LOOKUPS.run(self._asked, file.path, self._open)
+        opening = asyncio.ensure_future(LOOKUPS.run(self._asked, file.path, self._open))
+        try:
+            descriptor = await asyncio.shield(opening)
+        except asyncio.CancelledError:
+            opening.add_done_callback(_close_opened)  # nobody waits for a disk that hangs
+            raise
         if descriptor is None:
             raise Changed
         try:
@@ -170,6 +176,15 @@ class FolderStore:
         if error.errno in _DENIED:
             return StoreDenied(failed(self.location, path, _describe_error(error)))
         return StoreUnavailable(failed(self.location, path, _describe_error(error)))
+
+
+def _close_opened(opening: asyncio.Future[int | None]) -> None:
+    """Close the file whose reader was cancelled before it had the descriptor."""
+    if opening.cancelled() or opening.exception() is not None:
+        return
+    descriptor = opening.result()
+    if descriptor is not None:
+        os.close(descriptor)
 
 
 def _file(path: str, status: os.stat_result) -> StoredFile:
