@@ -115,15 +115,16 @@ class Packages:
         return await WALKS.run(self._inspect, source, path, roots, known_as)
 
     async def has_changed(self, source: ModelSource, content_key: str, since: float) -> bool:
-        """Return whether the files are others than those of `content_key`; those of an archive
-        since then (time.time). What came with the load request, or from a store, never changes.
-        Raises as `prepare` does.
+        """Return whether the files are others than those of `content_key`; of an archive whether
+        it was written or put there since then (time.time). What came with the load request, or
+        from a store, never changes. Raises as `prepare` does.
         """
         if source.files or source.config is not None or source.is_cached or not content_key:
             return False
         found = await LOOKUPS.run(self._find, source)
         if found.is_archive:
-            return (await LOOKUPS.run(found.path.stat)).st_mtime > since
+            # mv, cp -p and rsync -t keep the modification time, which may be before the load
+            return (await LOOKUPS.run(found.path.stat)).st_ctime > since
         source = await self._with_real_schema(source)
         known_as = shown(found.path)
         package = await WALKS.run(self._inspect, source, found.path, self._roots, known_as)

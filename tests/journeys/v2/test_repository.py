@@ -59,6 +59,21 @@ def test_load_of_replaced_archive_gets_the_new(repository, package, model_root):
     assert repository.infer(archive.name, 1.5) == [3.0]
 
 
+def test_load_of_earlier_archive_gets_the_earlier(repository, package, model_root, tmp_path):
+    """Moving keeps the time of its content, which is before that of the first load."""
+    archive = model_root / f"{package.name}.tar"
+    earlier = tmp_path / "earlier.tar"
+    for path, answer in ((earlier, "pass"), (archive, DOUBLING)):
+        write_python_model(package, answer=answer)
+        with tarfile.open(path, "w") as writing:
+            writing.add(package, ".")
+    assert repository.load(archive.name).status == 200
+    assert repository.infer(archive.name, 1.5) == [3.0]
+    earlier.replace(archive)
+    assert repository.load(archive.name).status == 200
+    assert repository.infer(archive.name, 1.5) == [1.5]
+
+
 def test_a_forced_reload_loads_the_same_files_again(repository, package):
     write_python_model(
         package,
