@@ -29,7 +29,7 @@ from adapter.packages.backends import refuse_missing_backends
 from adapter.packages.config_parameters import staged_content_types
 from adapter.packages.contents import UNPACKED, is_within
 from adapter.packages.inspect import inspect
-from adapter.packages.messages import cut, shown
+from adapter.packages.messages import cut, invalid_model, shown
 from adapter.packages.repository import (
     Loaded,
     Ownership,
@@ -207,7 +207,8 @@ class Packages:
 
     def _find(self, source: ModelSource) -> "_Found":
         """Return the package or archive that the url of a source names. Raise InvalidRequest or
-        SourceMissing if it may not be used or is not there. No folder is walked.
+        SourceMissing if it may not be used or is not there, InvalidModel if it cannot be read. No
+        folder is walked.
         """
         if source.is_cached:
             return _Found(resolve(source.url, [self._cache or os.devnull]), is_archive=False)
@@ -215,7 +216,10 @@ class Packages:
         if self._is_cached(str(path)):
             raise InvalidRequest(f"url {shown(path)} is in the cache of the adapter")
         self._refuse_repository(path)
-        archive = archive_at(path)
+        try:
+            archive = archive_at(path)
+        except OSError as error:
+            raise invalid_model(error.filename or path, str(error.strerror)) from error
         if archive is not None and source.config is not None:
             raise InvalidRequest(f"config is for a folder; {shown(archive)} is an archive")
         return _Found(archive or path, is_archive=archive is not None)

@@ -411,6 +411,7 @@ async def main(repository, root):
         packages.place(TritonName("b"), ModelId("b"), package),
         packages.remove(TritonName("a")),
         Packages(repository / "closed", [root]).staged(),
+        packages.prepare(TritonName("c"), ModelId("c"), ModelSource(str(root / "closed"))),
     ):
         try:
             await act
@@ -433,12 +434,18 @@ def open_folder():
         yield Path(folder)
 
 
-async def test_repository_that_may_not_be_written_is_named(open_folder):
+async def test_folder_that_is_closed_to_adapter_is_named(open_folder):
     """Root may write everywhere, so another user tries."""
     root, repository = open_folder / "models", open_folder / "repository"
     (repository / "closed").mkdir(parents=True)
     await place(Packages(repository, [root]), "a", make(root / "m"))
-    modes = {repository / "a": 0o555, repository / "closed": 0o000, repository: 0o555}
+    make(root / "closed")
+    modes = {
+        repository / "a": 0o555,
+        repository / "closed": 0o000,
+        repository: 0o555,
+        root / "closed": 0o000,
+    }
     for path, mode in modes.items():
         path.chmod(mode)
     child = await asyncio.create_subprocess_exec(
@@ -452,4 +459,5 @@ async def test_repository_that_may_not_be_written_is_named(open_folder):
         f"BackendError cannot stage the model in {repository}/b: Permission denied",
         "BackendError cannot remove model 'a': Permission denied",
         f"BackendError cannot list {repository}/closed: Permission denied",
+        f"InvalidModel {root}/closed: Permission denied",
     ]
