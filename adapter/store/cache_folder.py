@@ -21,7 +21,7 @@ import stat
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
 from uuid import uuid4
@@ -307,14 +307,10 @@ def _read(folder: Path) -> Cached | None:
     try:
         last_used = file.stat().st_mtime
         note = Note(**json.loads(file.read_bytes()))
-        taken = dict[int, int]()
         for path, size in note.sizes.items():
             status = (folder / "files" / path).lstat()
             if not stat.S_ISREG(status.st_mode) or status.st_size != size:
                 return None
-            taken[status.st_ino] = disk_bytes(size)
-        # earlier releases counted nothing for an empty file
-        note = replace(note, size_bytes=max(note.size_bytes, sum(taken.values())))
     except (OSError, ValueError, TypeError, AttributeError):
         return None
     is_named = folder.name == note.id and (folder / "files" / note.name).exists()

@@ -1,6 +1,5 @@
 """The folder of the cache outlives its process, whatever ends it."""
 
-import json
 import random
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,16 +13,6 @@ from tests.store.conftest import archive, files_of, names
 from tests.store.killed import fill, killed_user, whole
 
 _FILES = {"config.pbtxt": b"backend: 'python'", "1/model.py": b"pass"}
-
-
-async def test_earlier_releases_undercount_is_counted_again(folder, open_cache):
-    (folder / "a").write_bytes(archive({f"1/{number}": b"" for number in range(100)}))
-    cache = await open_cache(folder)
-    await cache.fetch("a")
-    await cache.cache.close()
-    [note] = cache.cache.root.glob("artifacts/*/current.json")
-    note.write_text(json.dumps(json.loads(note.read_bytes()) | {"size_bytes": 4096}))
-    assert (await open_cache(folder)).cache.used_bytes >= 100 * 4096
 
 
 async def test_the_order_of_use_outlives_the_process(folder, open_cache):
