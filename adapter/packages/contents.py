@@ -4,6 +4,7 @@ import errno
 import hashlib
 import os
 import stat
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
@@ -22,6 +23,9 @@ UNPACKED = ".unpacked"
 # Follows the words "the model roots" in messages.
 ROOTS_SETTING = ", which --model-roots (ADAPTER_MODEL_ROOTS) names"
 MAX_ENTRIES = 100_000
+# As Triton counts them at each load: what is behind a link once more for each link to it. Folders
+# that have two links each to the next one double them from level to level.
+MAX_PATHS = 1_000_000
 MAX_DEPTH = 200
 
 
@@ -45,6 +49,16 @@ def follow(link: str, roots: Sequence[str]) -> str:
         outside = f"{shown(target)} is outside the model roots{ROOTS_SETTING}"
         raise invalid_model(link, f"{named}: {outside}")
     return target
+
+
+def _refuse_endless(path: str, real: str, above: Collection[str]) -> None:
+    """Raise InvalidModel for a folder at a path that is one of those above it, by its real path, or
+    that has too many of them.
+    """
+    if real in above:
+        raise invalid_model(path, f"it leads back to {shown(real)}: a loop")
+    if len(above) > MAX_DEPTH:
+        raise invalid_model(path, f"it is nested deeper than {MAX_DEPTH} folders")
 
 
 class Contents:
@@ -87,29 +101,32 @@ class Contents:
         return self._trees.get(self._root)
 
     def _walk(self) -> None:
-        """Note all entries below the root, depth first. Raise InvalidModel for a link to a parent
-        folder: it makes Triton walk for ever.
+        """Note all entries below the root, depth first. Raise InvalidModel for links that make
+        Triton walk for ever: to a parent folder, or to too many paths.
         """
         inside = {self._root: self._entries(self._root)}
-        entered = {self._root}
+        paths = Counter({self._root: 0})  # below each folder that was entered, links followed
         while inside:
             folder = next(reversed(inside))
+            if paths[folder] > MAX_PATHS:
+                raise invalid_model(folder, f"its links lead to more than {MAX_PATHS} paths")
             entry = next(inside[folder], None)
             if entry is None:
                 del inside[folder]
+                paths[next(reversed(inside), "")] += paths[folder]
                 continue
+            paths[folder] += 1
             real = follow(entry.path, self._roots) if entry.is_symlink() else entry.path
             if not self._note(entry.path, entry.stat(), real):
                 self._trees[folder][entry.name] = None
                 continue
             real = os.path.realpath(real)
             self._trees[folder][entry.name] = self._trees.setdefault(real, {})
-            if real in inside:
-                raise invalid_model(entry.path, f"it leads back to {shown(real)}: a loop")
-            if len(inside) > MAX_DEPTH:
-                raise invalid_model(entry.path, f"it is nested deeper than {MAX_DEPTH} folders")
-            if real not in entered:
-                entered.add(real)
+            _refuse_endless(entry.path, real, inside)
+            if real in paths:
+                paths[folder] += paths[real]
+            else:
+                paths[real] = 0
                 inside[real] = self._entries(entry.path)
 
     def _entries(self, folder: str) -> Iterator[os.DirEntry[str]]:

@@ -28,15 +28,29 @@ def test_links_within_roots_are_followed_and_counted_once(root):
     assert look(folder, root).size_bytes == 2 * len(PYTHON) + 2 * len("weights")
 
 
-def test_folder_behind_many_links_is_entered_once(root):
-    """Thirty folders, each linked twice from the one before: a thousand million ways."""
-    folder = make(root / "m")
-    for number in range(30):
-        (folder / f"d{number}").mkdir()
+def double(folder, levels):
+    """Make a chain of folders, each with two links to the next one."""
+    for number in range(levels):
+        (folder / f"d{number}").mkdir(parents=True)
         (folder / f"d{number}" / "left").symlink_to(f"../d{number + 1}")
         (folder / f"d{number}" / "right").symlink_to(f"../d{number + 1}")
-    (folder / "d30").mkdir()
-    assert look(folder, root)
+    (folder / f"d{levels}").mkdir()
+    return folder
+
+
+@pytest.mark.parametrize("has_config", [True, False])
+def test_links_that_multiply_paths_are_refused(root, has_config):
+    """Triton looks at what is behind each link, a thousand million times here, at each load. So
+    does whoever seeks a config.pbtxt in a folder without one.
+    """
+    folder = double(root / "m", 30)
+    if has_config:
+        make(folder)
+    assert "its links lead to more than 1000000 paths" in refusal(folder, root)
+
+
+def test_folder_behind_a_thousand_links_is_entered_once(root):
+    assert look(double(make(root / "m"), 9), root)
 
 
 @pytest.mark.parametrize("link", ["1/model.py", "config.pbtxt", "2", "1/deep/passwd"])
