@@ -282,9 +282,14 @@ def _read_tar(stream: IO[bytes], unpacking: Unpacking) -> None:
     reader = _TarBytes(stream, unpacking)
     reader.allow(_MAX_TAR_HEADER_BYTES)
     source = cast("IO[bytes]", reader)
+    entries = 0
     with tarfile.TarFile(fileobj=source, encoding="utf-8", errors="surrogateescape") as packed:
         while member := packed.next():
+            # tarfile would keep every header that it has read, of up to 16 KiB each
+            packed.members.clear()  # type: ignore[attr-defined]
             unpacking.begin(member.name)
+            entries += 1
+            unpacking.expect(entries)  # a folder may come any number of times
             reader.allow(member.size)
             _add_tar_member(packed, member, unpacking)
             reader.allow(_MAX_TAR_HEADER_BYTES)

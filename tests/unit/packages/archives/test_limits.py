@@ -13,6 +13,7 @@ from tests.unit.packages.archives.making import (
     LIMITS,
     contents,
     entry,
+    folder,
     tar_bytes,
     write,
     zip_bytes,
@@ -41,6 +42,14 @@ def test_what_follows_end_of_tar_counts_as_well(refused):
 def test_entries_are_counted_with_folders_that_paths_name(refused, name):
     text = refused(PACKERS[name](["a", "b/c/d", "e"], 0), name, Limits(max_entries=4))
     assert "'e': the archive holds more than 4 entries" in text
+
+
+@pytest.mark.parametrize("name", ["./", "a/"])
+def test_folder_that_comes_again_counts_again(refused, name):
+    """A million of them pack to a few kilobytes, and each has to be read."""
+    data = gzip.compress(tar_bytes(*[folder(name)] * 5))
+    text = refused(data, "m.tgz", Limits(max_entries=4))
+    assert "the archive holds more than 4 entries" in text
 
 
 def test_zip_of_too_many_entries_is_refused(refused):
@@ -92,6 +101,18 @@ def test_target_that_is_there_already_is_left_alone(tmp_path, target):
 @pytest.mark.slow
 def test_memory_does_not_grow_with_a_member(tmp_path, target, name):
     archive = write(tmp_path / name, PACKERS[name](["a"], 64 * 2**20))
+    tracemalloc.start()
+    try:
+        unpack_archive(archive, target, LIMITS)
+        assert tracemalloc.get_traced_memory()[1] < 12 * 2**20
+    finally:
+        tracemalloc.stop()
+
+
+def test_memory_does_not_grow_with_the_headers(tmp_path, target):
+    headers = {"comment": "x" * 10_000}
+    data = tar_bytes(*[folder("a", pax_headers=headers)] * 2000)
+    archive = write(tmp_path / "m.tar", data)
     tracemalloc.start()
     try:
         unpack_archive(archive, target, LIMITS)
