@@ -34,6 +34,7 @@ from adapter.packages.roots import Inside, Opened
 Staging = Literal["symlink", "hardlink", "copy"]
 # Triton loads by name, so it never reads these.
 _HIDDEN = ".ta-half-"
+_KEPT = f"{_HIDDEN}-kept-"  # no folder is hidden under such a name: no model's begins with a dash
 # The fields of a source that a note has: all but what the request itself brought.
 _NOTED_FIELDS = ("url", "model_type", "schema", "entry", "declared_bytes", "is_cached", "helpers")
 
@@ -232,7 +233,7 @@ def clear_others(repository: Path, owner: str) -> None:
 
 def kept_folder(folder: Path) -> Path:
     """Return where the files of a package are kept while another takes its place."""
-    return folder.with_name(f"{_HIDDEN}kept-{folder.name}")
+    return folder.with_name(_KEPT + folder.name)
 
 
 def link_tree(source: Path, target: Path) -> bool:

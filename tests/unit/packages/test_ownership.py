@@ -5,6 +5,7 @@ import resource
 import shutil
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -280,6 +281,24 @@ async def test_archive_replacing_models_clears_them(packages, root, repository):
     shutil.make_archive(str(root / "one"), "zip", root / "m" / "main")
     await prepare(packages, "a", root / "one.zip")
     await remove(packages, "a")
+    assert tree(repository) == {}
+
+
+async def test_kept_files_are_out_of_reach_of_models(packages, root, repository):
+    """While a model is updated its old files are kept, and other models come and go."""
+    shutil.make_archive(str(root / "m"), "zip", make(root / "m"))
+    await place(packages, "m", root / "m.zip")
+    kept = Path(await packages.keep(TritonName("m")))
+    before = tree(kept)
+    assert "1/model.py" in before
+    other = make(root / "other")
+    for name in ("kept-m", "half-kept-m"):
+        await place(packages, name, other)
+        assert set(tree(repository / name)) == {"1", "config.pbtxt", MARKER}
+        await remove(packages, name)
+    assert tree(kept) == before
+    await packages.discard(str(kept))
+    await remove(packages, "m")
     assert tree(repository) == {}
 
 
