@@ -18,8 +18,12 @@ if TYPE_CHECKING:
 CONFIG = "config.pbtxt"
 # Marks a folder in Triton's repository as the adapter's.
 MARKER = ".triton-adapter.json"
+MARKER_DRAFT = f"{MARKER}.new"
 # Files of a request or an archive, within the entry's folder. Triton reads only numbered folders.
 UNPACKED = ".unpacked"
+# What the adapter itself puts into a folder in Triton's repository. Entries of a package with such
+# a name are not staged: the adapter would write through a link, or read a note of somebody else.
+OWN_NAMES = frozenset({CONFIG, MARKER, MARKER_DRAFT, UNPACKED})
 # Follows the words "the model roots" in messages.
 ROOTS_SETTING = ", which --model-roots (ADAPTER_MODEL_ROOTS) names"
 MAX_ENTRIES = 100_000

@@ -49,7 +49,7 @@ from adapter.packages.config_paths import find_path_faults
 from adapter.packages.config_rules import find_config_faults
 from adapter.packages.config_sizes import find_size_faults
 from adapter.packages.config_text import quoted, rename_steps, with_tensors
-from adapter.packages.contents import CONFIG, MARKER, UNPACKED, Contents
+from adapter.packages.contents import CONFIG, OWN_NAMES, Contents
 from adapter.packages.formats import is_version
 from adapter.packages.members import Member, mentioned, names_in_paths, plan
 from adapter.packages.messages import (
@@ -202,7 +202,7 @@ def _list_neighbours(path: Path, tree: formats.Tree | None, inside: Inside) -> I
             named |= known & names_in_paths(code)
     for name, below in folders.items() if models else ():
         if name not in models or name in named:
-            own = {entry: below[entry] for entry in below if entry not in {CONFIG, SCHEMA}}
+            own = {entry: below[entry] for entry in below if entry not in {*OWN_NAMES, SCHEMA}}
             links = tuple(_make_links(path / name, own, frozenset()))
             yield ModelPart(name, Role.NEIGHBOUR, None, links)
 
@@ -450,7 +450,7 @@ def _inspect_native(
         config = _parse_safe(text, path, call_roots).config
     refuse_faults(path, find_config_faults(config))
     types = read_content_types(config, written, path)
-    own = {name: tree[name] for name in tree if name not in {CONFIG, SCHEMA, MARKER, UNPACKED}}
+    own = {name: tree[name] for name in tree if name not in {*OWN_NAMES, SCHEMA}}
     links = tuple(_make_links(folder, own, kept_inside(config)))
     part = ModelPart(
         "",

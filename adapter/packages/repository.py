@@ -28,7 +28,7 @@ from adapter.packages.config_text import (
     without_cache,
     without_name,
 )
-from adapter.packages.contents import CONFIG, MARKER
+from adapter.packages.contents import CONFIG, MARKER, MARKER_DRAFT
 from adapter.packages.roots import Inside, Opened
 
 Staging = Literal["symlink", "hardlink", "copy"]
@@ -71,7 +71,7 @@ def note_ownership(folder: Path, ownership: Ownership) -> None:
     Nothing is flushed to the disk: a machine that loses its power has lost the models as well. A
     note that it damaged is none, and the folder then is for its operator to remove.
     """
-    draft = folder / f"{MARKER}.new"
+    draft = folder / MARKER_DRAFT
     draft.write_text(json.dumps(_written(ownership)))
     draft.rename(folder / MARKER)
 

@@ -15,7 +15,7 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 from adapter.core.model import ModelSource, Payload
 from adapter.errors import InvalidRequest
 from adapter.packages.config import is_ensemble, parse, read_config
-from adapter.packages.contents import CONFIG, MARKER, UNPACKED
+from adapter.packages.contents import CONFIG, OWN_NAMES
 from adapter.packages.messages import cut, invalid_model, listed
 from adapter.packages.roots import Inside
 
@@ -80,8 +80,8 @@ def payload(folder: Path, roots: Sequence[str]) -> Payload:
     name = Path(folder.name)
     try:
         config, real = _read_config(folder, name), os.path.realpath(folder)
-        inside, own = Inside([*roots, real]), frozenset({UNPACKED, CONFIG, MARKER})
-        entries = inside.tree(real, without=own)
+        inside = Inside([*roots, real])
+        entries = inside.tree(real, without=OWN_NAMES)
         sizes = {file: found.status.st_size for file, found in entries if not found.is_folder}
         _refuse_too_large(sizes, name)
         files = {

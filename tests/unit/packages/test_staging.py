@@ -13,9 +13,9 @@ from typing import ClassVar
 
 import pytest
 
-from adapter.core.model import Placement, TritonName
+from adapter.core.model import ModelSource, Placement, TritonName
 from adapter.errors import BackendError, InvalidModel, InvalidRequest
-from adapter.packages.contents import MARKER
+from adapter.packages.contents import MARKER, MARKER_DRAFT
 from adapter.packages.staging import Packages
 from tests.packages.staged import (
     CONFIG,
@@ -225,6 +225,23 @@ async def test_why_a_file_cannot_be_linked_is_said(repository):
         packages = Packages(repository, [Path(folder)], staging="hardlink")
         with pytest.raises(BackendError, match="cross-device"):
             await place(packages, "a", source)
+    await remove(packages, "a")
+    assert tree(repository) == {}
+
+
+@pytest.mark.parametrize("staging", ["symlink", "hardlink", "copy"])
+async def test_notes_of_package_are_not_staged(root, repository, staging):
+    """The adapter would write its own through the link, into a file of somebody else."""
+    packages = Packages(repository, [root], staging=staging)
+    source = package_with(root / "m", "one")
+    for folder in (source / "net", source / "common"):
+        (folder / MARKER).write_text("{}")
+        (folder / MARKER_DRAFT).symlink_to(root / "theirs.txt")
+    (root / "theirs.txt").write_text("theirs")
+    package = await prepare(packages, "a", source)
+    await put(packages, "a", package)
+    await packages.confirm(TritonName("a"), ModelSource(str(source)), package.content_key, {})
+    assert (root / "theirs.txt").read_text() == "theirs"
     await remove(packages, "a")
     assert tree(repository) == {}
 
