@@ -5,7 +5,7 @@ its process, with all other models. Python's integers do not overflow, as a prod
 """
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from tritonclient.grpc.model_config_pb2 import DataType, ModelConfig, ModelSequenceBatching
 
@@ -24,6 +24,10 @@ MAX_WARMUP_BYTES = 2**31
 # Triton makes as many requests as a sample's batch_size, and sends them count times. Until all are
 # answered, the model is not loaded.
 MAX_WARMUP_REQUESTS = 2**16
+
+# NumPy has no array of more dimensions. A product of 50,000 takes Python many seconds, and has more
+# digits than it prints.
+MAX_DIMENSIONS = 64
 
 # A string is its length, of 4 bytes, and its characters.
 _WIDTHS = {
@@ -44,6 +48,9 @@ _LARGEST_WIDTH = 8
 
 def find_size_faults(config: ModelConfig) -> Iterator[str]:
     """Yield the counts and sizes of a config that are too large, each with its field and limit."""
+    for name, dims in _list_shapes(config):
+        if len(dims) > MAX_DIMENSIONS:
+            yield f"{name}: {len(dims)} dimensions; at most {MAX_DIMENSIONS}"
     instances = sum(
         max(1, group.count) * max(1, len(group.gpus)) for group in config.instance_group
     )
@@ -56,6 +63,22 @@ def find_size_faults(config: ModelConfig) -> Iterator[str]:
         yield from _find_state_faults(config.sequence_batching)
     yield from _find_warmup_faults(config)
     yield from _find_warmup_batch_faults(config)
+
+
+def _list_shapes(config: ModelConfig) -> Iterator[tuple[str, Sequence[int]]]:
+    """Yield each shape in a config, with the name of what has it."""
+    for kind, tensors in (("input", config.input), ("output", config.output)):
+        for tensor in tensors:
+            yield f"{kind} {cut(tensor.name)!r}: dims", tensor.dims
+            yield f"{kind} {cut(tensor.name)!r}: reshape", tensor.reshape.shape
+    for state in config.sequence_batching.state:
+        name = f"sequence_batching.state {cut(state.output_name)!r}"
+        yield f"{name}: dims", state.dims
+        for initial in state.initial_state:
+            yield f"{name}: initial_state", initial.dims
+    for sample in config.model_warmup:
+        for key, given in sample.inputs.items():
+            yield f"model_warmup {cut(sample.name)!r}: input {cut(key)!r}", given.dims
 
 
 def _find_slot_faults(config: ModelConfig, instances: int) -> Iterator[str]:

@@ -19,6 +19,7 @@ from adapter.packages.messages import refuse_faults
 from tests.cases import rows
 
 PATH = Path("m/config.pbtxt")
+MANY = ", ".join([str(2**63 - 1)] * 50_000)
 
 
 def groups(count: int, more: str = "") -> str:
@@ -86,6 +87,14 @@ def refuse(text: str) -> None:
             "batch_size 5 is above max_batch_size, which",
         ),
         (warmup("-5"), "model_warmup 'w': input 'IN': dims [-5]: each must be 0 or more"),
+        (warmup(MANY), "model_warmup 'w': input 'IN': 50000 dimensions; at most 64"),
+        (state(MANY), "sequence_batching.state 'SO': dims: 50000 dimensions; at most 64"),
+        (state("1", initial=MANY), "'SO': initial_state: 50000 dimensions; at most 64"),
+        (f'input {{ name: "a" dims: [{MANY}] }}', "input 'a': dims: 50000 dimensions; at most"),
+        (
+            f'output {{ name: "a" reshape {{ shape: [{MANY}] }} }}',
+            "output 'a': reshape: 50000 dimensions; at most 64",
+        ),
     ],
 )
 def test_excessive_size_is_refused_with_field_and_number(text, fault):
@@ -112,6 +121,7 @@ def test_excessive_size_is_refused_with_field_and_number(text, fault):
         state("2, 32, 4096, 128", "FP16", initial="2, 32, 4096, 128"),
         state(str(MAX_STATE_BYTES), "UINT8"),
         state("0"),
+        state(", ".join(["1"] * 64)),
         "max_batch_size: 64 " + warmup("3, 1024, 1024", batch=64),
         warmup("1, 512, 512, 512"),
         "max_batch_size: 128 " + warmup("0", batch=128, count=100),
