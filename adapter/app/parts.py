@@ -576,7 +576,6 @@ def _build_packages(
         repository,
         settings.all_roots,
         staging="symlink" if settings.staging == "upload" else settings.staging,
-        limits=Limits(),
         backends=embedded.backends if embedded else lambda: None,
         cache=cache.root if cache else None,
     )

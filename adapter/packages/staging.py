@@ -80,7 +80,6 @@ class Packages:
         model_roots: Sequence[Path],
         *,
         staging: Staging = "symlink",
-        limits: Limits | None = None,
         backends: Callable[[], frozenset[str] | None] = lambda: None,  # Triton's; None: unknown
         cache: Path | None = None,  # the folder of cached packages, and of no others
     ) -> None:
@@ -88,7 +87,6 @@ class Packages:
         self._repository = repository
         self._roots = [os.path.realpath(root) for root in model_roots]
         self._staging = staging
-        self._limits = limits or Limits()
         self._backends = backends
         self._cache = None if cache is None else os.path.realpath(cache)
         self._notes = threading.Lock()
@@ -105,14 +103,19 @@ class Packages:
             path = await UNPACKS.run_to_end(self._fill_unpacked, name, model_id, put_back)
             roots = [*self._roots, str(path)]
             return await WALKS.run(self._inspect, source, path, roots, shown(Path(source.url)))
-        found = None if source.files else await LOOKUPS.run(self._find, source)
-        if found is not None and found.is_archive:
-            path = await self._unpack_archive(name, model_id, found.path)
-            return await WALKS.run(self._inspect, source, path, [str(path)], shown(found.path))
-        threads = WALKS if found is not None else UNPACKS
-        located = threads.run_to_end(self._locate, name, model_id, source, found)
-        path, roots, known_as = await located
-        return await WALKS.run(self._inspect, source, path, roots, known_as)
+        if source.files:
+            write = partial(write_package, source=source)
+            path = await UNPACKS.run_to_end(self._fill_unpacked, name, model_id, write)
+            return await WALKS.run(self._inspect, source, path, [str(path)], "the request")
+        found = await LOOKUPS.run(self._find, source)
+        path = found.path
+        if found.is_archive:
+            unpacked = await self._unpack_archive(name, model_id, path)
+            return await WALKS.run(self._inspect, source, unpacked, [str(unpacked)], shown(path))
+        if source.is_cached:  # the package must stay in its own folder
+            roots = [str(path.parent)]
+            return await WALKS.run(self._inspect, source, path, roots, shown(model_id))
+        return await WALKS.run(self._inspect, source, path, self._roots, shown(path))
 
     async def has_changed(self, source: ModelSource, content_key: str, since: float) -> bool:
         """Return whether the files are others than those of `content_key`; of an archive whether
@@ -224,18 +227,6 @@ class Packages:
             raise InvalidRequest(f"config is for a folder; {shown(archive)} is an archive")
         return _Found(archive or path, is_archive=archive is not None)
 
-    def _locate(
-        self, name: TritonName, model_id: ModelId, source: ModelSource, found: "_Found | None"
-    ) -> tuple[Path, list[str], str]:
-        """Return the package's path, the roots that it must stay in, and its name in messages."""
-        if found is None:
-            write = partial(write_package, source=source)
-            path = self._fill_unpacked(name, model_id, write)
-            return path, [str(path)], "the request"
-        if source.is_cached:  # the package must stay in its own folder
-            return found.path, [str(found.path.parent)], shown(model_id)
-        return found.path, self._roots, shown(found.path)
-
     def _is_cached(self, path: str) -> bool:
         """Return whether a real path is in the cache of packages."""
         return self._cache is not None and is_within(path, self._cache)
@@ -261,7 +252,7 @@ class Packages:
         """
         target = self._claim_entry(name, model_id) / UNPACKED
         with Inside(self._roots).open_entry(str(archive)) as content:
-            unpacking.run(archive, target, self._limits, content)
+            unpacking.run(archive, target, Limits(), content)
         return Path(os.path.realpath(target))
 
     def _fill_unpacked(
