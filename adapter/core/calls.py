@@ -106,7 +106,7 @@ class V2Answer(Protocol):
         """Return the whole body."""
 
     def chunks(self) -> AsyncIterator[bytes]:
-        """Yield the body as it comes."""
+        """Yield the body as it comes. Raises the AdapterError that breaks it off."""
 
 
 class V2DataPlane(Protocol):

@@ -247,15 +247,10 @@ class HttpCall:
         return b"".join(whole)
 
     async def chunks(self) -> AsyncIterator[bytes]:
-        """ConnectionResetError when there should have been more: by then the caller has been told
-        the status, and that its connection closes is all that can still be said.
-        """
-        try:
-            while pieces := await self._next_pieces():
-                for piece in pieces:
-                    yield piece
-        except AdapterError as error:
-            raise ConnectionResetError("the answer broke off") from error
+        """Yield the body as it comes. Raises the error that breaks it off."""
+        while pieces := await self._next_pieces():
+            for piece in pieces:
+                yield piece
 
     # -- inside -----------------------------------------------------------------------------
 

@@ -40,6 +40,7 @@ NO_JSON = (
     b"HTTP/1.1 500 No\r\nContent-Type: application/json\r\nContent-Length: 55\r\n\r\n"
     b'{"error":"failed to parse the request JSON buffer: no"}'
 )
+BROKEN = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nb\r\ndata: {}\n\n\r\n"
 FAILED = b'HTTP/1.1 500 No\r\nContent-Length: 13\r\n\r\n{"error":"x"}'
 
 
@@ -118,6 +119,15 @@ async def test_an_error_over_rest_is_not_kept(kept, asked, said, status):
     async with opened(says(said)) as listener:
         caller = await listener.connect()
         assert (await caller.ask(asked)).status == status
+        await kept.until_none()
+
+
+async def test_error_of_broken_stream_is_not_kept(kept):
+    async with opened(says(BROKEN, closes=True)) as listener:
+        caller = await listener.connect()
+        await caller.send(request("/v2/models/m/generate_stream"))
+        assert (await caller.head()).status == 200
+        await caller.rest()
         await kept.until_none()
 
 

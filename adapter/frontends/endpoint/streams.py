@@ -167,8 +167,6 @@ class Streams:
                     await _write_payload(response, answer)
             except AdapterError as error:
                 await response.write(await self._failed(error, inference))
-            except (ConnectionResetError, asyncio.CancelledError):
-                raise  # the caller has gone
             except Exception as error:
                 log.exception("request.failed", extra={"model_id": inference.lease.record.id})
                 drop_tracebacks(error)

@@ -382,19 +382,14 @@ async def iterate_generated(
     faults: Faults,
 ) -> AsyncIterator[bytes]:
     """Yield each event, with the client's name of the model in it. Raises the error that an event
-    reports, or that has broken the answer off.
+    reports.
     """
-    try:
-        async for event in iterate_events(answer.chunks(), record):
-            if event.startswith(_ERROR_EVENT):
-                # a model's error may have bytes of any encoding
-                told = event.removeprefix(_EVENT_NAME).decode(errors="replace")
-                text = str(json.loads(told)["error"])
-                raise faults.explain_grpc_inference(
-                    "INTERNAL", text, name=record.name, model_id=record.id
-                )
-            yield event
-    except ConnectionResetError as error:
-        if isinstance(error.__cause__, AdapterError):
-            raise error.__cause__ from error
-        raise
+    async for event in iterate_events(answer.chunks(), record):
+        if event.startswith(_ERROR_EVENT):
+            # a model's error may have bytes of any encoding
+            told = event.removeprefix(_EVENT_NAME).decode(errors="replace")
+            text = str(json.loads(told)["error"])
+            raise faults.explain_grpc_inference(
+                "INTERNAL", text, name=record.name, model_id=record.id
+            )
+        yield event

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from http import HTTPStatus
 
-from adapter.errors import AdapterError
+from adapter.errors import AdapterError, drop_tracebacks
 from adapter.frontends.endpoint.errors import CallInfo, new_request_id, refusal_of
 from adapter.frontends.http.answers import JSON_LINE, Answer, begin_answer, write_answer
 from adapter.frontends.http.connection import Connection, Parts, Request
@@ -138,8 +138,6 @@ class Service:
             answer = await call(self._find(request), request)
             if answer is not None:
                 write_answer(request, answer)
-        except ConnectionResetError:
-            _abort(request)  # Triton's answer broke off, or the client has gone
         except Exception as error:  # noqa: BLE001 - the client is answered
             self._refuse(request, error)
 
@@ -154,6 +152,7 @@ class Service:
             if expected is None:
                 self._report_bug(request, error)
             if request.status:
+                drop_tracebacks(error)
                 _abort(request)
                 return
             refusal = _word_refusal(request, expected)

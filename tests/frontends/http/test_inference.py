@@ -16,7 +16,7 @@ from adapter.core.record import LoadedFor
 from adapter.core.tensors import ContentTypes, Tensor
 from adapter.errors import CapacityError, OutOfMemory
 from adapter.frontends.http.connection import Request
-from tests.fakes.http_triton import Talk
+from tests.fakes.http_triton import Talk, says
 from tests.frontends.http.listener import MIB, PLANNED, head, opened, request, until
 
 V2 = "/v2/models/m/infer"
@@ -135,6 +135,17 @@ async def test_body_is_converted_after_a_wait(listener, monkeypatch):
     assert (await caller.ask(request(PLANNED, b"1,2\n", "Content-Type: text/csv"))).status == 200
     [body] = listener.whole_requests()
     assert b'"datatype":"FP32","shape":[1,2]' in body
+
+
+async def test_converted_answer_that_breaks_is_503(listener, caller):
+    """Nothing of the answer was sent when it broke off."""
+    fields = b"Content-Length: %d\r\nInference-Header-Content-Length: 9" % (2 * MIB)
+    listener.upstream.script = says(b"HTTP/1.1 200 OK\r\n%b\r\n\r\n{" % fields, closes=True)
+    record = listener.fakes.control.registry.serving(ModelId("m"))
+    record.package = replace(record.inspected, content_types=CSV)
+    kinds = ("Content-Type: text/csv", "Accept: application/x-npy")
+    found = await caller.ask(request(PLANNED, b"1,2\n", *kinds))
+    assert found.refusal == (503, "BackendUnavailable")
 
 
 async def test_renamed_model_is_answered_under_its_name(listener):

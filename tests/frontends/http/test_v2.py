@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from adapter.core.model import ModelId
+from adapter.runtime import clock
 from tests.cases import case
 from tests.fakes.http_triton import Talk, says
 from tests.frontends.http.listener import (
@@ -26,6 +27,8 @@ CHUNKED = "Transfer-Encoding: chunked"
 INFER = "/v2/models/m/infer"
 GENERATE = "/v2/models/m/generate_stream"
 EVENT = b"data: {}\n\n"
+# A field that comes twice: an inference whose head has it is answered in a task.
+HANDLED_FIELDS = ("X-A: 1", "X-A: 2")
 
 
 @pytest.fixture
@@ -125,6 +128,22 @@ async def test_stream_broken_by_triton_breaks_here(listener, caller):
     assert (await caller.head()).status == 200
     assert not (await caller.rest()).endswith(b"0\r\n\r\n")
     await until(lambda: listener.in_flight() == 0)
+
+
+@pytest.mark.parametrize(
+    ("path", "frame"),
+    [(GENERATE, CHUNKED), (INFER, f"Content-Length: {2 * MIB}")],
+    ids=["events", "large"],
+)
+async def test_model_is_at_work_when_its_answer_breaks(listener, caller, path, frame):
+    """A model whose answers begin before they end Triton would never be given up."""
+    answer = OK + frame.encode() + b"\r\n\r\n" + chunk(EVENT)
+    listener.upstream.script = says(answer, closes=True)
+    await caller.send(request(path, b"{}", *HANDLED_FIELDS))
+    assert (await caller.head()).status == 200
+    await caller.rest()
+    await until(lambda: listener.in_flight() == 0)
+    assert [*listener.fakes.control.leases.at_work.collect(clock.monotonic())] == ["m"]
 
 
 async def test_large_error_in_pieces_is_read_whole(listener, caller):
