@@ -172,15 +172,20 @@ class Lease:
         An unload of the model meanwhile calls `refuse`, at once if the unload waits already. It
         must do nothing if the lease no longer waits. A later call replaces `refuse`.
         """
-        if self.state != _ENDED:
+        if self.state == _HELD:
             self._leases.note_arriving(self, refuse)
 
     def abandon(self) -> None:
-        """Note that nobody waits for the answer any more. Harmless unless the lease is held."""
+        """Note that nobody waits for the answer any more, so that an unload has nobody to refuse:
+        the caller may be at its next request. Harmless unless the lease is held.
+        """
         if self.state == _HELD:
+            leases = self._leases
             self.state = _ABANDONED
             self._usage.abandoned += 1
-            self._leases.abandoned += 1
+            leases.abandoned += 1
+            if leases.arriving:
+                leases.note_arrived(self)
 
     def end(
         self, error: BaseException | None = None, now: float | None = None

@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 
 from adapter.core.model import ModelId
+from adapter.core.states import ModelState
 from adapter.core.tensors import ContentTypes, Tensor
 from adapter.frontends.bodies import HeldBody
 from adapter.frontends.http.chunks import ChunkDecoder
@@ -25,6 +26,7 @@ from tests.frontends.http.listener import (
     head,
     opened,
     request,
+    turns,
     until,
 )
 
@@ -50,6 +52,32 @@ async def test_unload_refuses_unfinished_large_bodies(listener, caller, frame):
     assert await caller.rest() == b""
     assert listener.in_flight() == 0
     assert not listener.whole_requests()
+
+
+@pytest.mark.parametrize("fields", [(), ("X-A: 1", "X-A: 2")], ids=["by hand", "in a task"])
+async def test_unload_spares_next_request_after_timeout(listener, caller, fields):
+    """Its model still works on the request before it, of another model, whose body came slowly."""
+    await listener.fakes.load("other")
+    target = await listener.waiting(PLANNED)
+    await caller.send(head(target, FRAMES[2], *fields))
+    await until(lambda: listener.in_flight() == 1)
+    await caller.send(b"2\r\n{}\r\n0\r\n\r\n")
+    await listener.reached.wait()
+    [connection] = listener.server.parts.dataplane._pool.connections
+    connection._due = 0.0
+    connection._time_is_up()
+    assert (await caller.answer()).refusal == (504, "BackendTimeout")
+    assert listener.abandoned() == 1
+    await caller.send(head("/models/other/invoke", FRAMES[0], *fields) + b"{}")
+    await until(lambda: listener.connection.request is not None)
+    unloading = asyncio.create_task(listener.fakes.unload("m"))
+    await listener.fakes.until_state("m", ModelState.UNLOADING)
+    await turns(20)
+    listener.upstream.script = says(OK)
+    await caller.send(bytes(998))
+    assert (await caller.answer()).status == 200
+    listener.gate.set()
+    await unloading
 
 
 async def test_unload_does_not_wait_for_small_body(listener, caller):
