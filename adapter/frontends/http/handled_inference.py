@@ -15,7 +15,15 @@ from adapter.core.calls import V2Answer, V2Call, V2DataPlane
 from adapter.core.model import ModelId
 from adapter.core.tensors import ContentTypes
 from adapter.core.triton_errors import Faults
-from adapter.errors import AdapterError, BackendError, CapacityError, InvalidRequest, NotJson
+from adapter.errors import (
+    AdapterError,
+    BackendError,
+    BackendTimeout,
+    CapacityError,
+    InvalidRequest,
+    NotJson,
+    NotTaken,
+)
 from adapter.frontends.http import binary
 from adapter.frontends.http.answers import Answer, Writer
 from adapter.frontends.http.connection import Request
@@ -42,6 +50,8 @@ _INFER = "infer"
 _GENERATE_STREAM = "generate_stream"
 # Triton 2.51 says so with 200, of a decoupled model that did not answer exactly once.
 _SEVERAL_ANSWERS = b'{"error":"generate expects'
+# Errors of a stream on whose request Triton works on.
+_UNFINISHED = (BackendTimeout, NotTaken)
 # Bodies up to this size are taken whole: one write each way instead of a stream.
 _WHOLE_BYTES = 2**20
 
@@ -315,10 +325,11 @@ class HandledInference:
         writer.end()
 
     async def fail_stream(self, error: AdapterError, logged: Mapping[str, object]) -> AdapterError:
-        """End the lease of a stream that has failed behind its first answer; log and count the
-        failure. Return the error to tell the client.
+        """End the lease of a stream that has failed behind its first answer, unless Triton works
+        on: then the lease lasts until that is done. Log and count the failure. Return the error to
+        tell the client.
         """
-        ended = self.lease.end(error)
+        ended = error if isinstance(error, _UNFINISHED) else self.lease.end(error)
         judged = await self.lease.judge(ended if isinstance(ended, AdapterError) else error)
         request = self.request
         request.connection.parts.instrumentation.refused(

@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from tests.fakes.http_triton import Script, Talk
-from tests.frontends.http.listener import LONG, opened, request
+from tests.frontends.http.listener import LONG, opened, request, until
 
 PATH = "/v1/completions"
 SECONDS = 30
@@ -79,6 +79,33 @@ async def test_failure_in_stream_is_told_and_logged(
         assert count + ("1.0" if code == "OutOfMemory" else "0.0") in page
         [record] = listener.fakes.control.registry.records()
         assert (record.usage.in_flight, len(record.usage.latencies)) == (0, 0)
+
+
+async def test_late_piece_is_timeout_and_model_held() -> None:
+    """Triton works on, and so an unload waits."""
+    gate = asyncio.Event()
+
+    async def script(talk: Talk) -> None:
+        if talk.request_head.startswith(b"GET"):
+            await play()(talk)
+            return
+        await talk.say(HEAD + chunk(ONE))
+        await gate.wait()
+        await talk.say(b"0\r\n\r\n")
+
+    async with opened(script, LONG) as listener, asyncio.timeout(SECONDS):
+        caller = await listener.connect()
+        await caller.send(call(stream=True))
+        assert (await caller.head()).status == 200
+        assert b"one " in await caller.chunk()
+        [connection] = listener.server.parts.dataplane._pool.connections  # type: ignore[attr-defined]
+        connection.seconds = 0.05
+        connection._time_is_up()
+        assert b"BackendTimeout" in await caller.chunk()
+        assert await caller.chunk() == b""
+        assert (listener.in_flight(), listener.abandoned()) == (1, 1)
+        gate.set()
+        await until(lambda: listener.in_flight() == 0)
 
 
 @pytest.mark.parametrize(
