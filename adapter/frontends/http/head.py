@@ -18,6 +18,8 @@ MAX_HEAD_BYTES = 16 * 2**10
 CHUNKED = -1
 
 _MAX_FIELDS = 128
+# Of a head, with the first line and the empty one.
+MAX_LINES = _MAX_FIELDS + 2
 _MAX_LENGTH_DIGITS = 19
 _VERSIONS = {b"HTTP/1.1": 1, b"HTTP/1.0": 0}
 _HTTP2 = b"PRI * HTTP/2.0"
@@ -132,7 +134,7 @@ def _check_head(raw: bytes, first: bytes, method: bytes, collected: RequestLine)
     line_count = len(collected.fields) + 2
     if raw.translate(None, _TEXT) != b"\r\n" * line_count:
         raise _misread("a control character or another line break is in its head")
-    if len(collected.fields) > _MAX_FIELDS:
+    if line_count > MAX_LINES:
         raise _misread(f"it has more than {_MAX_FIELDS} headers")
     words = first.split(b" ")
     minor_version = _VERSIONS.get(words[-1])

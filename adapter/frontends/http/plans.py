@@ -17,7 +17,7 @@ from adapter.frontends.endpoint.contract import EndpointCalls
 from adapter.frontends.http import binary
 from adapter.frontends.http.content_types import is_typed
 from adapter.frontends.http.contracts import ContainerContracts, Contract
-from adapter.frontends.http.head import CHUNKED, RawHead, read_head
+from adapter.frontends.http.head import CHUNKED, MAX_LINES, RawHead, read_head
 from adapter.frontends.http.instrumentation import (
     contract_of,
     echoed_headers,
@@ -227,7 +227,8 @@ class Heads:
         differ from request to request. Raises MisreadHead.
         """
         same, lines = split_differing_lines(raw)
-        if lines and len({line.partition(b":")[0].lower() for line in lines}) < len(lines):
+        is_repeated = len({line.partition(b":")[0].lower() for line in lines}) < len(lines)
+        if is_repeated or raw.count(b"\r\n") > MAX_LINES:  # lines that differ count as well
             return self._read_head(raw), b""
         head = self.known.get(same)
         if head is None:
