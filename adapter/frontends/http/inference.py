@@ -427,13 +427,12 @@ class Inference:
         self._lease = None
         is_bug = isinstance(error, Exception) and not isinstance(error, AdapterError)
         self._exchange.leave(None if is_bug else lease)
-        reported: BaseException | None = None
         if lease is not None and lease.is_held():
-            reported = lease.end(error if isinstance(error, AdapterError) else None)
+            error = lease.end(error) or error
         if self._answer is not None:
             self._answer.release()
             self._answer = None
-        return error if reported is None else reported
+        return error
 
     async def _can_send_again(self, error: CapacityError, body: bytes | None) -> bool:
         """Free memory for an inference that ran out of it, if its contract has such a request sent

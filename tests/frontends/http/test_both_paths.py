@@ -14,11 +14,14 @@ from types import FrameType
 
 import pytest
 
+from adapter.core.model import ModelId
 from tests.frontends.http.listener import (
     HANDLED,
     Caller,
     Listener,
+    head,
     request,
+    until,
 )
 
 SECONDS = 60  # for all answers of one connection
@@ -146,6 +149,19 @@ def counted_calls() -> Iterator[Counter[str]]:
         yield calls
     finally:
         sys.setprofile(None)
+
+
+@pytest.mark.parametrize("more", [(), HANDLED_FIELDS], ids=["planned", "handled"])
+async def test_caller_who_leaves_early_is_no_answer(
+    listener: Listener, caller: Caller, more: tuple[str, ...]
+) -> None:
+    """An answer ends a row of failures, by which a lack of memory is believed."""
+    await caller.send(head("/v2/models/m/infer", "Transfer-Encoding: chunked", *more))
+    await until(lambda: listener.in_flight() == 1)
+    caller.reset()
+    await until(lambda: listener.in_flight() == 0)
+    usage = listener.fakes.control.registry.serving(ModelId("m")).usage
+    assert (usage.answered_at, [*usage.latencies]) == (0, [])
 
 
 @pytest.mark.parametrize("more", [(), HANDLED_FIELDS], ids=["planned", "handled"])
