@@ -183,7 +183,11 @@ class Inference:
         return lease
 
     async def _wait_for_lease(self) -> Lease:
-        """Begin a lease once the model is loaded, and return it. Raises NeedsHandler."""
+        """Begin a lease once the model is loaded, and return it. Raises NeedsHandler for a body
+        that the model may convert, which is known once it is loaded: the handler waits.
+        """
+        if self._plan.is_typed:
+            raise NeedsHandler
         self._request.was_waited_for = True
         context = copy_context()
         context.run(WAITED.set, Waited())
@@ -196,8 +200,6 @@ class Inference:
         plan = self._plan
         lease = await plan.contract.wait_for_lease(plan.model_id, self._request)
         self._request.has_lease = True
-        if plan.is_typed and lease.record.content_types:
-            raise NeedsHandler
         self._lease = lease
         lease.begin()
         return lease

@@ -120,11 +120,15 @@ async def test_lease_begins_when_its_wait_ends(listener, monkeypatch):
 
 
 async def test_body_is_converted_after_a_wait(listener, monkeypatch):
-    """Whether the model converts it is known once it is loaded: Triton takes CSV for no JSON."""
+    """Whether the model converts it is known once it is loaded: Triton takes CSV for no JSON. One
+    wait has loaded it; a second one would be told that it was loaded before.
+    """
     listener.upstream.script = answer
     fakes = listener.fakes
+    waited: list[ModelId] = []
 
     async def wait_for_lease(model_id: ModelId, _: Request) -> Lease:
+        waited.append(model_id)
         return fakes.control.lease(model_id)
 
     record = fakes.control.registry.serving(ModelId("m"))
@@ -135,6 +139,7 @@ async def test_body_is_converted_after_a_wait(listener, monkeypatch):
     assert (await caller.ask(request(PLANNED, b"1,2\n", "Content-Type: text/csv"))).status == 200
     [body] = listener.whole_requests()
     assert b'"datatype":"FP32","shape":[1,2]' in body
+    assert waited == ["m"]
 
 
 async def test_converted_answer_that_breaks_is_503(listener, caller):

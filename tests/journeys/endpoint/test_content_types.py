@@ -46,3 +46,13 @@ def test_boto3_has_csv_back(runtime, add_model):
     given |= {"Body": b"1,2\n3,4\n", "ContentType": "text/csv"}
     answer = runtime.invoke_endpoint(**given, Accept="text/csv")
     assert (answer["ContentType"], answer["Body"].read()) == ("text/csv", b"1,2\n3,4\n")
+
+
+def test_converted_call_tells_where_its_model_was(runtime, caller, add_model):
+    """The call that loads the model waits for it once: a second wait would find it in memory."""
+    given = {"EndpointName": "any", "TargetModel": add_model("cold", config=CONFIG)}
+    given |= {"Body": b"1,2\n", "ContentType": "text/csv"}
+    caller.unload("cold")
+    answers = [runtime.invoke_endpoint(**given) for _ in range(2)]
+    headers = [answer["ResponseMetadata"]["HTTPHeaders"] for answer in answers]
+    assert [each["x-triton-adapter-cache"] for each in headers] == ["disk", "hit"]
