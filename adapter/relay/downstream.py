@@ -382,10 +382,11 @@ class Downstream(Endpoint[Exchange]):
         """Fail a request whose upstream will send no more of the response. If the request was
         answered already, release its model if it was abandoned.
         """
+        error = RelayError(reason, text)
         if exchange.is_answered:
-            self._release_abandoned(exchange)
+            self._release_abandoned(exchange, error)
         else:
-            self.fail(exchange, RelayError(reason, text))
+            self.fail(exchange, error)
 
     def handle_upstream_reset(self, exchange: Exchange, code: int) -> None:
         """End the request whose upstream stream was reset: pass a reset by the fallback server on,
@@ -400,12 +401,14 @@ class Downstream(Endpoint[Exchange]):
             text = f"Triton gave the request up (HTTP/2: {code})"
             self.end_unanswered(exchange, Reason.ODD_ANSWER, text)
 
-    def _release_abandoned(self, exchange: Exchange) -> None:
-        """Release the model once the upstream stream of an abandoned request has closed."""
+    def _release_abandoned(self, exchange: Exchange, error: RelayError | None = None) -> None:
+        """Release the model once the upstream stream of an abandoned request has closed: because
+        Triton has finished the request, or by `error`.
+        """
         if exchange.stage is Stage.ABANDONED and exchange.outbound is None:
             exchange.enter(Stage.OVER)
             if exchange.direct_call is not None:
-                exchange.direct_call.ended()
+                exchange.direct_call.ended(error)
 
     # -- failures ---------------------------------------------------------------------------
 

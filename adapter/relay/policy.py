@@ -125,8 +125,8 @@ class DirectCall(Protocol):
         `is_whole`: there are no others.
         """
 
-    def ended(self) -> None:
-        """End an abandoned call, which Triton has finished."""
+    def ended(self, error: Exception | None = None) -> None:
+        """End an abandoned call, which Triton has finished, or broken off with `error`."""
 
     def fault(self, status: int, text: str) -> Exception:
         """Return the error that Triton's status means. The call does not end."""

@@ -195,7 +195,8 @@ class GrpcDataPlane:
     @asynccontextmanager
     async def stream(self, call: RpcCall, hold: Hold) -> AsyncIterator["GrpcStream"]:
         """Open a stream to Triton while the context lasts. Afterwards its answers are read and
-        dropped until Triton ends it.
+        dropped until Triton ends it. The hold of a stream that breaks ends with the reason, which
+        may be an exit of Triton.
         """
         record = hold.record
         metadata = self._sent(call.metadata)
@@ -216,7 +217,9 @@ class GrpcDataPlane:
             if not reading.done():
                 hold.abandon()
                 await stream.done_writing()
-                reading.add_done_callback(lambda _: hold.end())
+                reading.add_done_callback(lambda _: hold.end(stream.explain_failure()))
+            elif (error := stream.explain_failure()) is not None:
+                hold.end(error)
 
     async def _is_decoupled(self, record: ServedModel) -> bool:
         """Ask Triton, once for each load, whether a request may have any number of answers."""
@@ -324,11 +327,17 @@ class GrpcStream:
             if self._is_over:
                 break
             await self._news.wait()
-        failure, self._failure = self._failure, None
-        if isinstance(failure, grpc.aio.AioRpcError):
-            raise self._fault(failure) from failure
+        failure = self.explain_failure()
         if failure is not None:
-            raise BackendUnavailable("the connection to Triton was closed", delivered=True)
+            raise failure from self._failure
+
+    def explain_failure(self) -> AdapterError | None:
+        """Return why the answers have broken off; None if they have not."""
+        if isinstance(self._failure, grpc.aio.AioRpcError):
+            return self._fault(self._failure)
+        if self._failure is not None:
+            return BackendUnavailable("the connection to Triton was closed", delivered=True)
+        return None
 
 
 async def _write_in_turn(

@@ -317,11 +317,11 @@ class _DirectCall(CountedRequest):
         """
         self._lease.abandon()
 
-    def ended(self) -> None:
+    def ended(self, error: Exception | None = None) -> None:
         """Release the model of a call whose client was answered before, or has disconnected: Triton
-        has finished it.
+        has finished it, or broken it off with `error`.
         """
-        self._lease.end()
+        self._lease.end(None if error is None else _convert_relay_error(error))
 
     def fault(self, status: int, text: str) -> AdapterError:
         """Return the error that Triton's status means."""

@@ -5,14 +5,23 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
+import pytest
 from tritonclient.grpc import service_pb2 as pb
 
+from adapter.runtime import clock
 from tests.frontends.grpc.proxy_listener import (
     INFER,
     STREAM,
+    ProxySetup,
     refusal,
+    request,
     request_of,
 )
+
+
+def list_at_work(proxy: ProxySetup) -> set[str]:
+    """Return the models that an exit of Triton at this moment would find at work."""
+    return set(proxy.fakes.parts.leases.at_work.collect(clock.monotonic()))
 
 
 async def test_broken_stream_ends_and_frees_its_models(proxy, channel):
@@ -29,6 +38,42 @@ async def test_broken_stream_ends_and_frees_its_models(proxy, channel):
     )
     assert proxy.in_flight("m") == 0
     assert proxy.counted("UNAVAILABLE", "ModelStreamInfer", "grpc") == 1
+
+
+@pytest.mark.parametrize("has_left", [False, True], ids=["caller waits", "caller has left"])
+async def test_broken_stream_shows_its_models_at_work(proxy, channel, has_left):
+    """A connection breaks before the process has ended: the exit is judged by what broke off."""
+    begun: asyncio.Queue[None] = asyncio.Queue()
+    breaks = asyncio.Event()
+
+    async def act(requests: AsyncIterator[bytes], context: Any) -> None:
+        await anext(aiter(requests))
+        begun.put_nowait(None)
+        await breaks.wait()
+        await context.abort(grpc.StatusCode.UNAVAILABLE, "Socket closed")
+
+    proxy.answer_with(act)
+    call = channel.stream_stream(STREAM)()
+    for name in ("m", "team/a"):
+        await call.write(request_of(name))
+        await asyncio.wait_for(begun.get(), 10)
+    if has_left:
+        call.cancel()
+        await proxy.until_abandoned("m")
+    breaks.set()
+    for name in ("m", "team/a"):
+        await proxy.until_free(name)
+    assert list_at_work(proxy) == {"m", "team/a"}
+
+
+async def test_broken_abandoned_call_shows_model_at_work(proxy, upstream, wire):
+    wire.send(request(1))
+    triton = await upstream.asked()
+    wire.writer.transport.abort()
+    await proxy.until_abandoned("m")
+    triton.writer.transport.abort()
+    await proxy.until_free("m")
+    assert list_at_work(proxy) == {"m"}
 
 
 async def test_nameless_failure_is_of_its_streams_model(proxy, channel):

@@ -184,6 +184,26 @@ async def test_event_in_two_pieces_is_renamed(listener, caller):
     assert begun.endswith(b'\ndata: {"x":2,"model_name":"a/b"}\n\ndata: cut off')
 
 
+async def test_broken_event_stream_shows_its_model_at_work(listener, caller):
+    """A connection breaks before the process has ended: the exit is judged by what broke off."""
+
+    async def script(talk: Talk) -> None:
+        await talk.say(OK + b"Transfer-Encoding: chunked\r\n\r\n" + chunk(EVENT))
+        await listener.gate.wait()
+        talk.writer.transport.abort()
+
+    listener.upstream.script = script
+    usage = listener.fakes.control.registry.serving(ModelId("m")).usage
+    await caller.send(request(GENERATE))
+    await caller.head()
+    assert await caller.chunk() == EVENT
+    assert usage.in_flight == 1
+    listener.gate.set()
+    await until(lambda: usage.in_flight == 0)
+    at_work = listener.fakes.parts.leases.at_work
+    assert at_work.collect(clock.monotonic()).keys() == {"m"}
+
+
 async def test_unready_triton_says_so_itself(listener, caller):
     listener.upstream.script = says(with_length(b"", line=b"HTTP/1.1 400 No\r\n"))
     for path in ("/v2/health/live", "/v2/health/ready"):
