@@ -48,12 +48,12 @@ def id_of_mesh(metadata: RpcMetadata) -> ModelId | None:
     """Return the id in the metadata. The binary form wins: the other cannot hold every id."""
     found = {key: value for key, value in metadata if key in {_ID, _ID_BIN}}
     value = found.get(_ID_BIN, found.get(_ID))
-    return None if value is None else _parse_name(value, "the metadata")
+    return None if value is None else parse_name(value, "the metadata")
 
 
 def id_in(message: bytes, metadata: RpcMetadata, field: int = 1) -> ModelId:
     """Return the id in the metadata, or in the message. Raise InvalidRequest if neither has one."""
-    return id_of_mesh(metadata) or _parse_name(read_field(message, field) or b"", "the message")
+    return id_of_mesh(metadata) or parse_name(read_field(message, field) or b"", "the message")
 
 
 def named_for_triton(message: bytes, record: ModelRecord, field: int = 1) -> bytes:
@@ -81,7 +81,7 @@ def _replace_nested(message: bytes, path: Sequence[int], value: bytes) -> bytes:
     return with_field(message, number, value)
 
 
-def _parse_name(value: str | bytes, where: str) -> ModelId:
+def parse_name(value: str | bytes, where: str) -> ModelId:
     """Parse a model's name; raise InvalidRequest if it is not UTF-8, or no name. `where` says in
     the error where the name came from.
     """

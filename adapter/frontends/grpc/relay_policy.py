@@ -33,6 +33,7 @@ from adapter.errors import (
     UnknownEncoding,
 )
 from adapter.frontends.grpc.calls import LOAD, CountedRequest, GrpcCalls, trailers_of
+from adapter.frontends.grpc.messages import parse_name
 from adapter.frontends.grpc.parameters import check_parameters
 from adapter.frontends.grpc.v2 import SERVICE
 from adapter.frontends.status import grpc_status
@@ -217,7 +218,7 @@ class RelayPolicy:
         error that keeps it from them.
         """
         try:
-            model_id = parse_model_id(name.decode())
+            model_id = parse_name(name, "the message")
             if self.is_of_mesh(mesh_id):
                 self.triton.refuse_lost(model_id)
             await self._wait_for_lease(model_id, self._load_wait_seconds)

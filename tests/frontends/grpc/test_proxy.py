@@ -33,7 +33,7 @@ from tests.frontends.grpc.proxy_listener import (
 )
 
 MIB = 2**20
-ID_FIELD = 3  # of a ModelInferRequest
+NAME_FIELD, ID_FIELD, RAW_FIELD = 1, 3, 7  # of a ModelInferRequest
 
 
 @pytest.mark.parametrize(
@@ -119,6 +119,15 @@ async def test_unloaded_model_is_refused_in_callers_words(size):
         text = f"Request for unknown model: 'nope' is not found; {NOT_LOADED}"
         assert await refusal(call(message)) == ("NOT_FOUND", text)
         assert await refusal(call(message, metadata=MESH)) == ("NOT_FOUND", NOT_LOADED)
+
+
+@pytest.mark.parametrize("size", [1, MIB // 3], ids=["small", "too large for the fallback server"])
+async def test_name_that_is_not_utf8_is_callers_fault(size):
+    message = encoded_field(NAME_FIELD, b"\xff") + encoded_field(RAW_FIELD, bytes(4 * size))
+    limits = MessageLimits(unary=MIB, stream=MIB)
+    async with proxy_before(echo, limits=limits) as proxy, channel_to(proxy.address) as channel:
+        text = "InvalidRequest: the model's name in the message is not UTF-8"
+        assert await refusal(channel.unary_unary(INFER)(message)) == ("INVALID_ARGUMENT", text)
 
 
 async def test_many_refusals_have_few_lines_in_the_log(proxy, channel, caplog):
