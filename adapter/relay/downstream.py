@@ -1,6 +1,7 @@
 """The server end of a client's connection: new streams, responses, and graceful shutdown."""
 
 import asyncio
+import math
 from abc import abstractmethod
 from enum import Enum, auto
 
@@ -479,7 +480,8 @@ class Downstream(Endpoint[Exchange]):
         if not is_handed_on or (is_message and exchange.stage is Stage.SENDING):
             self.fail(exchange, RelayError(Reason.LATE, "the request did not come in time"))
         elif exchange.direct_call is None:
-            return  # the fallback server, which has begun with it, has limits of its own
+            # the fallback server, which has begun with it, has limits of its own
+            exchange.deadline = math.inf
         elif not exchange.is_answered:
             seconds, limit = exchange.call.seconds, self.context.timeout_seconds
             text = f"no answer from Triton within {limit:g} s"

@@ -6,10 +6,12 @@ import signal
 from contextlib import asynccontextmanager, closing
 
 import pytest
+from tritonclient.grpc import service_pb2 as pb
 
 from adapter.core.model import ModelId
 from adapter.relay import frames
 from adapter.relay.flow_control import STREAM_WINDOW
+from adapter.relay.frames import Code
 from adapter.relay.policy import CallerLimits
 from tests.fakes.http2_triton import answer, pour, scripted_triton, untouched
 from tests.frontends.grpc.proxy_listener import (
@@ -203,6 +205,29 @@ async def test_unload_does_not_wait_for_slow_reader():
             wire.send(frames.window_update(1, 1))
             await asyncio.sleep(0.05)
         await wire.until(frames.RST_STREAM, 1)
+
+
+async def test_drain_gives_up_old_unread_stream():
+    """It has been open for longer than the time limit of a call, which a stream does not have."""
+
+    async def act(requests, _):
+        await anext(aiter(requests))
+        answer = pb.ModelInferResponse(model_name="m", raw_output_contents=[bytes(MIB)])
+        yield pb.ModelStreamInferResponse(infer_response=answer).SerializeToString()
+
+    async with (
+        proxy_before(act, timeout_seconds=0.01) as proxy,
+        wire_to(proxy.address) as wire,
+    ):
+        proxy.context.caller_limits = SHORT
+        wire.greet({frames.INITIAL_WINDOW_SIZE: 1000})
+        wire.send(begin(1, STREAM), frame(frames.DATA, 0, 1, prefixed(request_of("m"))))
+        await wire.until(frames.DATA, 1)
+        last = proxy.server._ticks + 2
+        while proxy.server._ticks < last:  # noqa: ASYNC110 - no event tells
+            await asyncio.sleep(0.01)
+        proxy.server.start_drain_deadline()
+        assert await wire.reset_of(1) == Code.CANCEL
 
 
 @pytest.mark.triton
