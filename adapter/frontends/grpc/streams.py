@@ -286,8 +286,8 @@ class _ClientStream:
         )
         if name is None and type(failure) is InferenceFailed:
             failure = InvalidRequest(str(failure), model_id=record.id)
-        error = await stream.lease.judge(failure)
-        stream.lease.note_failure(failure)  # the lease ends with the last response
+        noted = stream.lease.note_failure(failure)  # the lease ends with the last response
+        error = await stream.lease.judge(noted if isinstance(noted, AdapterError) else failure)
         self._call.note(error)
         return self._word_error(error)
 

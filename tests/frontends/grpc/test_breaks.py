@@ -196,3 +196,19 @@ async def test_lost_model_is_reported_in_the_stream(proxy, channel):
     answer = pb.ModelStreamInferResponse.FromString(await call.read())
     assert answer.error_message.endswith("ModelNotFound: model 'team/a' is not loaded")
     call.cancel()
+
+
+async def test_stream_is_told_that_its_model_returns(proxy, channel):
+    async def act(requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
+        async for _ in requests:
+            text = "Request for unknown model: 'm' is not found"
+            yield pb.ModelStreamInferResponse(error_message=text).SerializeToString()
+
+    proxy.answer_with(act)
+    proxy.fakes.load_lost_again()
+    proxy.fakes.triton.models.clear()
+    call = channel.stream_stream(STREAM)()
+    await call.write(request_of("m"))
+    answer = pb.ModelStreamInferResponse.FromString(await call.read())
+    assert answer.error_message == "ModelNotReady: model 'm' is being loaded again"
+    call.cancel()
