@@ -140,7 +140,9 @@ class FlowControl(FrameTransport, Generic[AnyStream]):
         return self.buffered > _SHARE_BYTES and self.shared.is_buffer_full
 
     def _add_window_updates(self) -> None:
-        """Announce receive credit in large steps."""
+        """Announce receive credit in large steps; that of the connection in any, while bytes are
+        held back, as the other streams have nothing else.
+        """
         if self.creditors:
             for stream in self.creditors.values():
                 if stream.id in self.streams and not stream.is_ended:
@@ -149,6 +151,8 @@ class FlowControl(FrameTransport, Generic[AnyStream]):
                     stream.unannounced = 0
             self.creditors.clear()
         least = _SHARED_WRITE_CREDIT if self.out else CONNECTION_CREDIT
+        if self.held_back:
+            least = 1
         if self.unannounced >= least and not self.is_over_budget:
             self.out.append(frames.window_update(0, self.unannounced))
             self._receive_window += self.unannounced
@@ -165,7 +169,7 @@ class FlowControl(FrameTransport, Generic[AnyStream]):
 
     def flush(self) -> None:
         """Write the queued frames, after everything that was read at once."""
-        if self.creditors or self.unannounced >= _SHARED_WRITE_CREDIT:
+        if self.creditors or self.unannounced >= _SHARED_WRITE_CREDIT or self.held_back:
             self._add_window_updates()
         if self.out and self.state is not _CONNECTING:
             out, self.out = self.out, []

@@ -9,7 +9,7 @@ import pytest
 from adapter.frontends.bodies import HeldBody
 from adapter.frontends.grpc.calls import MessageLimits
 from adapter.relay import frames
-from adapter.relay.flow_control import STREAM_WINDOW
+from adapter.relay.flow_control import CONNECTION_WINDOW, STREAM_WINDOW
 from adapter.relay.frames import Code
 from adapter.runtime import byte_budget
 from tests.frontends.grpc.proxy_listener import (
@@ -223,4 +223,23 @@ async def test_waiting_request_that_blocks_others_is_refused(proxy, wire):
     wire.send(complete(5))
     data, _ = await wire.answer(5)
     assert len(data) > 5
+    assert proxy.budget.waiting == 1
+
+
+@limited(max_inflight_bytes=MIB)
+@pytest.mark.usefixtures("taken")
+async def test_small_requests_leave_waiting_one_alone(proxy, wire):
+    """They use up what the waiting request has left of the connection's window, and get it back."""
+    wire.widen()
+    wire.send(begun(1, 39))
+    await until(lambda: proxy.budget.waiting)
+    small = prefixed(big_request("m", 200_000))
+    wire.send(begin(3), *data_frames(3, small))
+    await wire.answer(3)
+    window = CONNECTION_WINDOW - 39 * frames.FRAME_BYTES - len(small)
+    large = prefixed(big_request("m", 250_000))
+    wire.send(begin(5), *data_frames(5, large[:window], ends=False))
+    await wire.until(frames.WINDOW_UPDATE, 0)
+    wire.send(*data_frames(5, large[window:]))
+    await wire.answer(5)
     assert proxy.budget.waiting == 1
