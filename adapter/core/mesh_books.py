@@ -18,11 +18,6 @@ from adapter.core.model import ModelId
 MESH_UNIT_BYTES = 8192
 
 
-def predict_size(measured_bytes: int | None, default_bytes: int) -> int:
-    """Return the size that ModelMesh counts for a load from its queueing to its end."""
-    return default_bytes if measured_bytes is None else min(measured_bytes, default_bytes)
-
-
 @dataclass(slots=True)
 class MeshBooks:
     """Counts the models of a ModelMesh as ModelMesh itself does."""
@@ -46,7 +41,6 @@ class MeshBooks:
     @property
     def is_evicting(self) -> bool:
         """Return whether ModelMesh is about to unload models, as they exceed the capacity."""
-        return self._is_exceeded(sum(self._units.values()))
-
-    def _is_exceeded(self, units: int) -> bool:
-        return self.capacity_bytes is not None and units > self.capacity_bytes // MESH_UNIT_BYTES
+        if self.capacity_bytes is None:
+            return False
+        return sum(self._units.values()) > self.capacity_bytes // MESH_UNIT_BYTES

@@ -104,7 +104,7 @@ class ModelRuntime:
         self._load_slots = asyncio.Semaphore(options.load_concurrency)
         # one at a time: a load that crashed Triton must not fail the other repeated loads again
         self._broken_off = asyncio.Lock()
-        self._loads: dict[asyncio.Task[ModelRecord], ModelId] = {}
+        self._loads: set[asyncio.Task[ModelRecord]] = set()
         self._waiting: dict[ModelId, set[asyncio.Task[None]]] = defaultdict(set)  # to begin a load
         self._purging: asyncio.Task[None] | None = None
 
@@ -157,7 +157,7 @@ class ModelRuntime:
         log_fields = {"frontend": "modelmesh", **log_fields}
         work = self._models.load(model_id, source, RoomMaker.MESH, **log_fields)
         task = asyncio.create_task(work)
-        self._loads[task] = model_id
+        self._loads.add(task)
         task.add_done_callback(self._release_load_slot)
         return await asyncio.shield(task)
 
@@ -198,7 +198,7 @@ class ModelRuntime:
         log if nobody did: the caller of the load may have left.
         """
         self._load_slots.release()
-        del self._loads[task]
+        self._loads.remove(task)
         if not task.cancelled():
             task.exception()
 

@@ -1,6 +1,6 @@
 """Counts what ModelMesh counts, in units of 8 KiB."""
 
-from adapter.core.mesh_books import MESH_UNIT_BYTES, MeshBooks, predict_size
+from adapter.core.mesh_books import MESH_UNIT_BYTES, MeshBooks
 from adapter.core.model import ModelId
 
 A, B = ModelId("a"), ModelId("b")
@@ -8,12 +8,6 @@ A, B = ModelId("a"), ModelId("b")
 
 def units(count):
     return count * MESH_UNIT_BYTES
-
-
-def test_prediction_is_at_most_the_default():
-    assert predict_size(None, 100) == 100
-    assert predict_size(99, 100) == 99
-    assert predict_size(101, 100) == 100
 
 
 def test_modelmesh_evicts_above_its_capacity():
