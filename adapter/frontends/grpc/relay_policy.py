@@ -213,19 +213,17 @@ class RelayPolicy:
         """Return whether a mesh, which loads the models itself, has sent the call."""
         return mesh_id is not None and not self._loads_on_demand
 
-    async def ready(self, name: bytes, mesh_id: str | None) -> AdapterError | None:
+    async def ready(self, name: bytes, mesh_id: str | None) -> Exception | None:
         """Wait until the model takes inferences, for which it may be loaded. Return None, or the
-        error that keeps it from them.
+        error that keeps it from them, which may be a bug.
         """
         try:
             model_id = parse_name(name, "the message")
             if self.is_of_mesh(mesh_id):
                 self.triton.refuse_lost(model_id)
             await self._wait_for_lease(model_id, self._load_wait_seconds)
-        except AdapterError as error:
+        except Exception as error:  # noqa: BLE001 - `refused` logs a bug, and words the answer
             return error
-        except Exception as bug:  # noqa: BLE001 - a bug is logged, and its caller answered
-            return InferenceFailed(self.calls.status_of(_METHOD, bug)[1])
         return None
 
 

@@ -9,6 +9,7 @@ import pytest
 from tritonclient.grpc import service_pb2 as pb
 
 from adapter.control.leases import Lease
+from adapter.control.models import Models
 from adapter.core.calls import RPC_NOT_STARTED
 from adapter.core.model import ModelId
 from adapter.core.states import ModelState
@@ -308,6 +309,19 @@ async def test_bug_in_judging_failure_frees_model(proxy, channel, monkeypatch):
     assert (code, text) == ("INTERNAL", "InternalError: internal error; see the log")
     assert proxy.in_flight("m") == 0
     assert proxy.counted("INTERNAL") == 1
+
+
+async def test_bug_in_wait_for_model_is_logged_once(monkeypatch, caplog):
+    async def wait(_models, _model_id, _seconds):
+        raise ValueError("a bug")
+
+    monkeypatch.setattr(Models, "wait_for_lease", wait)
+    message = request_of("nope", *[0.0] * (MIB // 3))
+    limits = MessageLimits(unary=MIB, stream=MIB)
+    async with proxy_before(echo, limits=limits) as proxy, channel_to(proxy.address) as channel:
+        code, text = await refusal(channel.unary_unary(INFER)(message))
+    assert (code, text) == ("INTERNAL", "InternalError: internal error; see the log")
+    assert [one.message for one in caplog.records].count("request.failed") == 1
 
 
 async def test_unstarted_call_is_answered_by_trailers_alone(proxy):
