@@ -45,6 +45,9 @@ _SHORT = ("/tmp", "/dev/shm")  # noqa: S108 - the folder made there is its owner
 # Connections of each listener of operators; http/server.py leaves descriptors for them.
 MOST_PROBES = 32
 _BACKLOG = 128
+# For answers of operators' listeners, which close last: the work that they tell of has ended, and
+# whoever still sends a request or does not read its answer is not waited for.
+_PROBES_SECONDS = 0.5
 
 
 class Listener(Protocol):
@@ -187,7 +190,7 @@ class Listeners:
         runner = web.AppRunner(
             application,
             access_log=None,
-            shutdown_timeout=self._grace_seconds,
+            shutdown_timeout=_PROBES_SECONDS,
             auto_decompress=False,  # the application refuses compressed bodies
         )
         await runner.setup()

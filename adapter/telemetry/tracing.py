@@ -21,7 +21,7 @@ CONTEXT_HEADERS = ("traceparent", "tracestate")
 
 _ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 _PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
-# After this flush an embedded Triton has to stop before the SIGKILL of a platform.
+# The flush is the end of a stop, before the SIGKILL of a platform.
 _FLUSH_SECONDS = 3.0
 
 

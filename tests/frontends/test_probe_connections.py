@@ -20,7 +20,7 @@ Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 class Probes:
     """A listener, whose /slow answers once the gate is open."""
 
-    address: str
+    listeners: Listeners
     gate: asyncio.Event = field(default_factory=asyncio.Event)
     in_flight: int = 0
     writers: list[asyncio.StreamWriter] = field(default_factory=list)
@@ -31,7 +31,7 @@ class Probes:
         return web.Response(text="slow")
 
     async def connect(self) -> Streams:
-        host, port = self.address.split(":")
+        host, port = self.listeners.addresses["admin"].split(":")
         reader, writer = await asyncio.open_connection(host, int(port))
         self.writers.append(writer)
         return reader, writer
@@ -46,14 +46,13 @@ async def answer_at_once(_: web.Request) -> web.Response:
 
 
 @asynccontextmanager
-async def opened() -> AsyncIterator[Probes]:
-    probes = Probes("")
+async def opened(grace_seconds: float = 0.1) -> AsyncIterator[Probes]:
+    listeners = Listeners(grace_seconds, 2**20)
+    probes = Probes(listeners)
     application = web.Application()
     application.router.add_get("/slow", probes.answer_slowly)
     application.router.add_get("/quick", answer_at_once)
-    listeners = Listeners(0.1, 2**20)
     await listeners.open_probes("admin", parse_address("127.0.0.1:0"), application)
-    probes.address = listeners.addresses["admin"]
     try:
         yield probes
     finally:
@@ -131,3 +130,14 @@ async def test_connections_that_clients_end_count_no_more() -> None:
         for _ in range(MOST_PROBES - 1):
             assert await is_answered(await probes.connect(), b"quick")
         assert await is_answered(first, b"quick")
+
+
+async def test_close_does_not_wait_for_grace_again() -> None:
+    """A stop closes these listeners last. The grace period was for the requests of callers: after
+    it, another one would bring SIGKILL.
+    """
+    async with opened(grace_seconds=10 * _SECONDS) as probes, asyncio.timeout(_SECONDS):
+        _, writer = await probes.connect()
+        writer.write(_REQUEST % b"slow")
+        await probes.wait_for_slow(1)
+        await probes.listeners.close_probes()
