@@ -4,6 +4,7 @@ Names of models are callers' text, and an endpoint may serve thousands of models
 the series of a model end with its unload, and there are none at all while too many are loaded.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
@@ -42,14 +43,10 @@ class Models:
     """Holds what `_MODEL_METRICS` reads at one scrape."""
 
     records: Sequence[Any]  # of all models; none if too many are loaded
+    loaded: Sequence[Any]  # records that callers get, of the models that Triton has: one a model
     left_out: int  # models without series
     bytes_of: Callable[[Any], Bytes]
     now: float
-
-    @property
-    def loaded(self) -> Iterator[Any]:
-        """Yield the records of the models that Triton has."""
-        return (each for each in self.records if each.state.value not in _NOT_LOADED)
 
 
 _Series: TypeAlias = Iterable[tuple[Sequence[str], float]]
@@ -71,6 +68,18 @@ class _Scraped(NamedTuple, Generic[_Source]):
         for labels, value in self.read(source):
             family.add_metric(labels, value)
         return family
+
+
+def _sum_bytes(models: Models) -> _Series:
+    """Return the bytes of each model by device and state.
+
+    Another version of a model, or one that Triton is stuck with, has the same labels in that state.
+    """
+    sums = Counter[tuple[str, str, str]]()
+    for record in models.records:
+        for device, count in models.bytes_of(record).items():
+            sums[record.id, device, record.state.value] += count
+    return sums.items()
 
 
 def _single(value: float | None) -> _Series:
@@ -189,11 +198,7 @@ _MODEL_METRICS: tuple[_Scraped[Models], ...] = (
         "Bytes of each model by the ledger and by device: reserved while its state is LOADING,"
         " then booked.",
         ["model", "device", "state"],
-        lambda models: [
-            ((record.id, device, record.state.value), count)
-            for record in models.records
-            for device, count in models.bytes_of(record).items()
-        ],
+        _sum_bytes,
     ),
     _Scraped(
         "model_last_used_seconds",
@@ -240,7 +245,10 @@ class Registry(Protocol):
     def __len__(self) -> int: ...
 
     def records(self) -> Sequence[Any]:
-        """Return the record of each model."""
+        """Return the records of all models, several of one model included."""
+
+    def get(self, model_id: Any, /) -> Any:
+        """Return the record that callers of a model get; None without one."""
 
 
 class ModelCollector(_ScrapeCollector):
@@ -262,10 +270,17 @@ class ModelCollector(_ScrapeCollector):
         """Yield each metric, read now."""
         count = len(self._registry)
         is_left_out = count > self._limit
+        records = [] if is_left_out else self._registry.records()
         models = Models(
-            records=[] if is_left_out else self._registry.records(),
+            records=records,
+            loaded=[record for record in records if self._is_loaded(record)],
             left_out=count if is_left_out else 0,
             bytes_of=self._bytes_of,
             now=self._clock(),
         )
         return (metric.collect(models) for metric in _MODEL_METRICS)
+
+    def _is_loaded(self, record: Any) -> bool:
+        """Return whether Triton has the model, and callers get this record of it."""
+        is_given = self._registry.get(record.id) is record
+        return is_given and record.state.value not in _NOT_LOADED

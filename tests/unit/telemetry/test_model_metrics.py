@@ -1,7 +1,7 @@
 """Series of single models: there while a model is, and while there are few."""
 
 from adapter.core.memory import HOST, Device
-from adapter.core.model import ModelId, ModelSource, TritonName
+from adapter.core.model import ModelId, ModelSource
 from adapter.core.record import LoadedFor, ModelRecord
 from adapter.core.registry import Registry
 from adapter.core.states import ModelEvent
@@ -19,9 +19,13 @@ class World:
         bytes_of = lambda record: self.booked.get(record.id, {})  # noqa: E731
         self.collector = ModelCollector(self.registry, bytes_of, most, lambda: 1000.0)
 
+    def make_record(self, name: str) -> ModelRecord:
+        model_id = ModelId(name)
+        free_name = self.registry.free_name(model_id)
+        return ModelRecord(model_id, free_name, ModelSource("/"), LoadedFor.PLATFORM)
+
     def begin(self, name: str, size: int = 100) -> ModelRecord:
-        source = ModelSource("/")
-        record = ModelRecord(ModelId(name), TritonName(name), source, LoadedFor.PLATFORM)
+        record = self.make_record(name)
         self.booked[record.id] = {HOST: size}
         self.registry.add(record)
         self.registry.apply(record, ModelEvent.LOAD_SENT)
@@ -33,18 +37,35 @@ class World:
         record.usage.used_at = 990.0
         return record
 
+    def replace(self, old: ModelRecord) -> ModelRecord:
+        """Load another version beside the old one, and give it to callers."""
+        new = self.make_record(old.id)
+        self.registry.add_beside(new)
+        self.registry.apply(new, ModelEvent.LOAD_SENT)
+        self.registry.apply(new, ModelEvent.LOADED)
+        self.registry.switch(old, new)
+        return new
+
+    def get_stuck(self, name: str) -> ModelRecord:
+        """Load a model in vain, so that Triton keeps it."""
+        record = self.begin(name)
+        for event in (ModelEvent.LOAD_FAILED, ModelEvent.GIVEN_UP):
+            self.registry.apply(record, event)
+        return record
+
     def unload(self, record: ModelRecord) -> None:
         self.registry.apply(record, ModelEvent.UNLOAD_STARTED)
         self.registry.apply(record, ModelEvent.UNLOADED)
         del self.booked[record.id]
 
     def series(self) -> dict[str, dict[Labels, float]]:
-        return {
-            family.name.removeprefix("triton_adapter_"): {
-                tuple(sample.labels.items()): sample.value for sample in family.samples
-            }
-            for family in self.collector.collect()
-        }
+        found: dict[str, dict[Labels, float]] = {}
+        for family in self.collector.collect():
+            values = [(tuple(one.labels.items()), one.value) for one in family.samples]
+            of_family = dict(values)
+            assert len(of_family) == len(values), f"{family.name} has two series with equal labels"
+            found[family.name.removeprefix("triton_adapter_")] = of_family
+        return found
 
 
 def of(name: str) -> Labels:
@@ -80,3 +101,32 @@ def test_too_many_models_have_no_series():
     found = world.series()
     assert found["models_without_series"] == {(): 0}
     assert found["model_requests"].keys() == {of("b"), of("c")}
+
+
+def test_update_leaves_one_series_of_a_model():
+    """Prometheus drops one of two series with equal labels, and complains of each scrape."""
+    world = World()
+    old = world.load("m")
+    old.usage.served = 5
+    new = world.replace(old)
+    new.usage.served = 2
+    found = world.series()
+    assert found["model_bytes"] == {(("model", "m"), ("device", "host"), ("state", "READY")): 200}
+    assert found["model_requests"] == {of("m"): 2}
+
+    world.registry.apply(old, ModelEvent.UNLOAD_STARTED)
+    assert world.series()["model_requests"] == {of("m"): 2}
+
+
+def test_stuck_models_share_their_series():
+    """The next load of a model that Triton is stuck with may become stuck, too."""
+    world = World()
+    world.get_stuck("m")
+    world.get_stuck("m")
+    world.load("m")
+    found = world.series()
+    assert {labels[2][1]: count for labels, count in found["model_bytes"].items()} == {
+        "STUCK": 200,
+        "READY": 100,
+    }
+    assert found["model_requests"] == {of("m"): 0}
