@@ -136,6 +136,7 @@ class SingleModel:
 def _parse_single_model(value: object) -> SingleModel:
     """Parse `FOLDER` or `FOLDER:NAME...`, also as a list."""
     folder, *helpers = value if isinstance(value, list) else str(value).split(":")
+    _refuse_empty_path(folder)
     return SingleModel(Path(folder), tuple(helpers))
 
 
@@ -200,6 +201,16 @@ def _parse_reserve(value: object) -> Reserve:
     if float(share[1]) >= _ALL_PERCENT:
         raise ValueError("a share is less than 100%")
     return Reserve(percent=float(share[1]))
+
+
+def _refuse_empty_path(value: object) -> object:
+    """Return the path of a file or folder. Raises ValueError for an empty text.
+
+    That would be the current folder, which in a container is often all of its files.
+    """
+    if value == "":
+        raise ValueError("write a path: it is empty; for the current folder write `.`")
+    return value
 
 
 def _split_lines(value: object) -> object:
@@ -292,10 +303,11 @@ Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False), Metavar("SECONDS")]
 AnySeconds = Annotated[float, Field(ge=0, allow_inf_nan=False), Metavar("SECONDS")]
 Count = Annotated[int, Field(ge=1, lt=2**31), Metavar("N")]
 Factor = Annotated[float, Field(gt=0, allow_inf_nan=False), Metavar("NUMBER")]
-File = Annotated[Path, Metavar("FILE")]
-Folder = Annotated[Path, Metavar("FOLDER")]
+_Path = Annotated[Path, BeforeValidator(_refuse_empty_path)]
+File = Annotated[_Path, Metavar("FILE")]
+Folder = Annotated[_Path, Metavar("FOLDER")]
 Paths = Annotated[
-    tuple[Path, ...],
+    tuple[_Path, ...],
     BeforeValidator(
         lambda v: v.split(os.pathsep) if isinstance(v, str) else v, json_schema_input_type=_Texts
     ),

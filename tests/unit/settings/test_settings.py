@@ -346,6 +346,19 @@ class TestProblems:
         [problem] = problems(flags)
         assert problem.startswith(f"flag {flag_of(name)}: {value!r}: ")
 
+    @pytest.mark.parametrize("text", [":", "/models:", ":/models", "/a::/b"])
+    def test_empty_text_is_no_model_root(self, text):
+        """It would be the current folder: in a container that is often `/`, and so every file."""
+        found = problems({}, {"ADAPTER_MODEL_ROOTS": text})
+        assert all(each.startswith("environment ADAPTER_MODEL_ROOTS: '': ") for each in found)
+        assert "write a path" in found[0]
+
+    @pytest.mark.parametrize("name", ["cache_dir", "repository", "tritonserver", "single_model"])
+    def test_empty_flag_is_no_path(self, name):
+        """A shell passes on `--cache-dir=$CACHE` with a variable that is not set."""
+        [problem] = problems({name: ""})
+        assert problem.startswith(f"flag {flag_of(name)}: '': write a path")
+
     def test_any_free_port_is_for_the_embedded_triton(self):
         flags = {"triton_grpc": "127.0.0.1:0", "triton": "embedded"}
         assert load(flags).settings.triton_grpc.port == 0
