@@ -6,7 +6,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from http.client import BadStatusLine, HTTPConnection, HTTPException, RemoteDisconnected
@@ -155,15 +155,13 @@ def ask(
     headers: Mapping[str, str] | None = None,
 ) -> Answer:
     """Send one request and return the whole answer. Raises Unreachable."""
-    connection = _Connection(target, timeout_seconds)
     try:
-        connection.request(method, path, body, dict(headers or {}))
-        response = connection.getresponse()
-        return Answer(response.status, response.read())
-    except (OSError, HTTPException) as error:
+        with closing(_Connection(target, timeout_seconds)) as connection:
+            connection.request(method, target.path + path, body, dict(headers or {}))
+            response = connection.getresponse()
+            return Answer(response.status, response.read())
+    except (OSError, HTTPException, UnicodeError) as error:  # UnicodeError: no name of a host
         raise Unreachable(target, _describe_failure(error)) from error
-    finally:
-        connection.close()
 
 
 def _describe_failure(error: Exception) -> str:

@@ -511,7 +511,7 @@ class _Operation:
         def ask_adapter() -> None:
             try:
                 answered.set_result(ask(self._target, method, path, body, headers=self._headers))
-            except Unreachable as error:
+            except Exception as error:  # noqa: BLE001 - raised below, where the answer is awaited
                 answered.set_exception(error)
 
         # a daemon thread ends with the command after Ctrl-C; the adapter continues the load

@@ -61,8 +61,7 @@ def add_listeners(parser: argparse.ArgumentParser, *names: str, path: str = "") 
     """
     group = parser.add_argument_group("where the adapter is")
     place = f"{path} at the listener" if path else "the listener"
-    url = "http://HOST:PORT[/PATH]" if path else "http://HOST:PORT"
-    text = f"{url} or unix:/SOCKET (default: {place} `{names[0]}`)"
+    text = f"http://HOST:PORT[/PATH] or unix:/SOCKET (default: {place} `{names[0]}`)"
     group.add_argument("--url", metavar="URL", help=text)
     _add_config_file(group)
     for name in names:

@@ -113,7 +113,7 @@ def _drain(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     """Have the adapter refuse new work, and wait until it has answered what is in flight."""
     seconds = args.timeout or read_settings(args, environ).settings.drain_timeout_seconds
     target = find_target(args, environ, "admin")
-    path = f"/drain?timeout={seconds:f}"
+    path = f"{target.path or '/drain'}?timeout={seconds:f}"
     headers = control_headers(args, environ)
     reason, status = probe(target, seconds + _PROBE_SECONDS, "POST", path, headers)
     if not reason:

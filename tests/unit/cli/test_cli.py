@@ -250,6 +250,12 @@ class TestDrain:
         assert run("drain", f"--url={url}", "--timeout=0.5") == (0, "", "")
         assert server.asked == ["POST /drain?timeout=0.500000"]
 
+    def test_the_path_of_a_url_is_asked(self, run, sidecar):
+        server = sidecar(200)
+        url = f"http://127.0.0.1:{server.server_port}/adapters/7/drain"
+        assert run("drain", f"--url={url}", "--timeout=1") == (0, "", "")
+        assert server.asked == ["POST /adapters/7/drain?timeout=1.000000"]
+
     @pytest.mark.parametrize("seconds", ["0", "-1", "nan", "inf", "soon"])
     def test_limit_that_is_none_is_usage_error(self, run, seconds):
         assert run("drain", f"--timeout={seconds}")[0] == 2

@@ -67,3 +67,29 @@ class TestClient:
         assert code == 1
         assert err.startswith("triton-adapter: 502: <html>\n  xxx")
         assert len(err) < 500
+
+    def test_commands_ask_below_the_path_of_url(self, run, sidecar):
+        """Several adapters behind one address differ by it alone."""
+        server = sidecar(200)
+        server.body = b"{}"
+        url = f"--url=http://127.0.0.1:{server.server_port}/adapters/7"
+        assert run("unload", "a/b", url)[0] == 0
+        run("ps", url)
+        assert server.asked == ["DELETE /adapters/7/models/a%2Fb", "/adapters/7/debug/state"]
+
+    @pytest.mark.parametrize("command", [["ps"], ["load", "m", "/models/m"]])
+    @pytest.mark.parametrize(
+        ("url", "reason"),
+        [
+            ("http://adapter..local:8081", "label empty or too long"),
+            (f"http://{'a' * 64}:8081", "label too long"),
+            ("http://two words:8081", "control characters"),
+            ("http://127.0.0.1:1/\N{LATIN SMALL LETTER U WITH DIAERESIS}", "can't encode"),
+        ],
+    )
+    def test_url_without_a_host_ends_the_command(self, run, command, url, reason):
+        """Python raises errors of its own kinds for names that no host can have."""
+        code, _, err = run(*command, f"--url={url}")
+        assert code == 1
+        assert reason in err
+        assert "is an adapter running there?" in err
