@@ -77,11 +77,12 @@ class Adapter:
         await self._open_pages()
         for rest in parts.rest:
             await parts.listeners.open_http(rest.name, rest.address, rest.listener)
-        for name, address in (("grpc", settings.grpc), ("grpc_data", settings.grpc_data)):
-            # where both settings name one address, `grpc` alone serves it
-            if name == "grpc" or address != settings.grpc or address.is_any_port:
-                proxy = partial(parts.rpc.proxy, name)
-                await parts.listeners.open_grpc(name, address, parts.services[name], proxy)
+        grpc_addresses = {"grpc": settings.grpc}
+        if settings.has_grpc_data:
+            grpc_addresses["grpc_data"] = settings.grpc_data
+        for name, address in grpc_addresses.items():
+            proxy = partial(parts.rpc.proxy, name)
+            await parts.listeners.open_grpc(name, address, parts.services[name], proxy)
 
     async def _open_pages(self) -> None:
         """Open the listeners of operators: `admin`, and `metrics` where that has its own."""

@@ -326,7 +326,7 @@ def build_parts(loaded: Loaded, tracing: Tracing | None) -> Parts:
     unread = Unread(budget, min(budget.share, _UNREAD_BYTES), metrics.streams_cut.inc)
     max_connections = bearable_connections(
         http_listeners=1 + settings.has_http_data,
-        grpc_listeners=sum(one.kind != "off" for one in (settings.grpc, settings.grpc_data)),
+        grpc_listeners=(settings.grpc.kind != "off") + settings.has_grpc_data,
     )
 
     # inferences in Triton

@@ -357,6 +357,11 @@ class Settings(Rules):
         """Return whether http_data is a separate listener: http serves an address of both."""
         return self.http_data.is_apart_from(self.http)
 
+    @property
+    def has_grpc_data(self) -> bool:
+        """Return whether grpc_data is a separate listener: grpc serves an address of both."""
+        return self.grpc_data.is_apart_from(self.grpc)
+
     def token_at(self, address: Address) -> str | None:
         """Return the token that a listener requires for loads, unloads and drains, or None."""
         if self.control_token is None or address.kind != "tcp":

@@ -54,14 +54,13 @@ class Address:
         """Return host and port of a TCP address."""
         return self.host, self.port
 
-    @property
-    def is_any_port(self) -> bool:
-        """Return whether the port is 0, so that two equal addresses are two listeners."""
-        return self.kind == "tcp" and self.port == 0
-
     def is_apart_from(self, other: "Address") -> bool:
-        """Return whether this is an address to listen at besides `other`."""
-        return self.kind != "off" and (self != other or self.is_any_port)
+        """Return whether this is an address to listen at besides `other`.
+
+        Two equal ones with port 0, any free port, are two listeners.
+        """
+        is_any_port = self.kind == "tcp" and self.port == 0
+        return self.kind != "off" and (self != other or is_any_port)
 
     @property
     def is_loopback(self) -> bool:
