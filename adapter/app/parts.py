@@ -169,7 +169,6 @@ class Control:
 
     registry: Registry
     ledger: Ledger
-    wanted: Wanted
     operations: Operations
     leases: Leases
     memory: Memory
@@ -239,7 +238,6 @@ class Control:
 class Parts:
     """Holds what an adapter starts, asks for its state, and stops."""
 
-    settings: Settings
     metrics: Metrics
     tracing: Tracing | None
     cache: ArtifactCache | None  # of the stores; None without one
@@ -414,7 +412,6 @@ def build_parts(loaded: Loaded, tracing: Tracing | None) -> Parts:
         ModelCollector(registry, state.held),
     )
     return Parts(
-        settings=settings,
         metrics=metrics,
         tracing=tracing,
         cache=cache,
@@ -903,7 +900,6 @@ def build_control(
     return Control(
         registry=registry,
         ledger=ledger,
-        wanted=wanted,
         operations=operations,
         leases=leases,
         memory=memory,

@@ -297,7 +297,6 @@ AnyAddress = Annotated[
 TcpAddress = Annotated[AnyAddress, AfterValidator(_check_tcp)]
 _ToBytes = BeforeValidator(_parse_size, json_schema_input_type=int | str)
 Size = Annotated[int, _ToBytes, Field(gt=0), Metavar("SIZE")]
-AnySize = Annotated[int, _ToBytes, Field(ge=0), Metavar("SIZE")]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False), Metavar("SECONDS")]
 AnySeconds = Annotated[float, Field(ge=0, allow_inf_nan=False), Metavar("SECONDS")]
 Count = Annotated[int, Field(ge=1, lt=2**31), Metavar("N")]

@@ -154,7 +154,7 @@ class DebugState:
             "forgotten": _describe_forgotten(self._state.forgotten(), query.most),
             "wanted": _wanted(self._state.wanted(), query.most),
             "memory": self._devices(reading, look),
-            "on_demand": on_demand_state(
+            "on_demand": _describe_on_demand(
                 self._state.stores, query.text, query.most, {each.id for each in shown}
             ),
             "worst": self._worst(),
@@ -338,15 +338,13 @@ def _occurrence(one: Occurrence) -> dict[str, Any]:
     }
 
 
-def on_demand_state(
+def _describe_on_demand(
     stores: StoreState | None,
-    text: str = "",
-    most: int | None = None,
-    listed: Collection[ModelId] = (),
+    text: str,  # must be in a model's name
+    most: int | None,  # limits the models that are coming or going; None for all of all models
+    listed: Collection[ModelId],  # with a limit, only these of the other models are described
 ) -> dict[str, Any] | None:
-    """Return None without a store. `text` must be in a model's name. `most`: of the models that are
-    not loaded; of the others those of `listed` are told then.
-    """
+    """Return what is known of the stores and their models; None without a store."""
     if stores is None:
         return None
     (count, size_bytes), disk = stores.unused(), stores.disk()
