@@ -206,9 +206,10 @@ class Adapter:
             await parts.embedded.stop(TRITON_STOP_SECONDS + more_seconds)
         await parts.triton_grpc.close()
         await closing
+        # loads that the drain has ended are undone in an external Triton while it can be asked
+        await parts.control.stop()
         await parts.triton.unload_uploaded()
         await parts.triton.close()
-        await parts.control.stop()
         if parts.upload_folder is not None:
             await REPOSITORY.run(parts.upload_folder.remove)
         await parts.listeners.close_probes()

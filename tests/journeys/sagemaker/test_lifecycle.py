@@ -98,6 +98,22 @@ def test_half_done_load_of_killed_adapter_is_unloaded(triton, tmp_path, gate):
         assert adapter.stop() == 0
 
 
+def test_load_ended_by_sigterm_leaves_nothing(triton, tmp_path, gate):
+    """In an external Triton, which answers the load while the adapter stops."""
+    package = write_python_model(tmp_path / "model", initialize=gate.statements)
+    flags = (f"--model-roots={tmp_path}", "--drain-timeout-seconds=0.5")
+    with beside(triton, *flags) as adapter, background(adapter) as others:
+        asked = others.ask(lambda c: c.load("ended", package))
+        gate.wait_reached()
+        adapter.process.send_signal(signal.SIGTERM)
+        assert asked.result().status == 503
+        gate.open()
+        assert adapter.process.wait(30) == 0
+        assert triton_index(triton).get("ended", "UNAVAILABLE") == "UNAVAILABLE"
+        assert [path for path in triton.repository.iterdir() if path.is_dir()] == []
+        assert [line for line in adapter.lines if line["level"] == "error"] == []
+
+
 @pytest.fixture
 def nobody() -> Iterator[tuple[str, ...]]:
     """Flags of an external Triton at an address where nothing listens."""
