@@ -221,7 +221,7 @@ class Lease:
         if error is None:
             usage.answered_at = now
             usage.latencies.append(now - self._started_at)
-        elif is_exit(error) or is_exit(error.__cause__):  # an answer that broke off has a cause
+        elif is_exit(error):
             at_work.break_off_request(self.record, self._started_at, now)
         if usage.inferring == 0:
             at_work.end_requests(self.record, now)

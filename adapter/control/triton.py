@@ -382,9 +382,10 @@ class TritonWatcher:
         self.wanted.note_exit()
         self.memory.start_life()
         # other loads may use the names once the models are LOST or absent: clear the folders first
-        for record in self._list_at_rest():
+        cleared = self._list_at_rest()
+        for record in cleared:
             await self._close_undo(record)
-        at_rest = self._list_at_rest()
+        at_rest = [record for record in cleared if record.state in AT_REST]
         loaded = [record for record in at_rest if record.state in LOADED]
         for record in at_rest:
             self._lose(record, self.status.choose_on_exit(record))
