@@ -220,10 +220,6 @@ class TritonState(Protocol):
         """Whether the adapter takes operations: it has started, and does not stop."""
 
     @property
-    def is_up(self) -> bool:
-        """Whether Triton answers, and the table of models matches it."""
-
-    @property
     def on_restart(self) -> tuple[str, str]:
         """Return what happens to the models when Triton restarts, and the reason."""
 

@@ -386,7 +386,7 @@ class Loader:
     async def _wait_for_turn(self, record: ModelRecord) -> None:
         """Wait for Triton, and for the turn of a model that may have made it exit."""
         note_step(record, Step.TURN if self.status.is_up else Step.TRITON_START)
-        await self.turns.wait(record, times.PATIENCE_SECONDS)
+        await self.turns.wait(record)
         record.life = self.status.life or 0
 
     async def _reserve(self, record: ModelRecord, terms: LoadTerms, evictor: Evictor) -> None:

@@ -222,16 +222,16 @@ class LoadTurns:
     # loads that have not ended, and when each was allowed to begin
     loading: dict[ModelRecord, float] = field(default_factory=dict)
 
-    async def wait(self, record: ModelRecord, limit_seconds: float) -> None:
+    async def wait(self, record: ModelRecord) -> None:
         """Wait until Triton is up and the model may be loaded. Raises GivenUp, and
-        BackendUnavailable if Triton stays away for `limit_seconds`.
+        BackendUnavailable if Triton stays away for ten seconds.
         """
         model_id = record.id
         self.loading.pop(record, None)
         self._waiting.append(model_id)
         try:
             while True:
-                await self.status.wait_until_up(clock.monotonic() + limit_seconds)
+                await self.status.wait_until_up(clock.monotonic() + times.PATIENCE_SECONDS)
                 now = clock.monotonic()
                 given_up = self.blame.find_given_up(model_id, now)
                 if given_up is not None:
