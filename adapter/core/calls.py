@@ -150,9 +150,6 @@ class Upstream(Protocol):
     def leave(self, receiver: "Receiver", hold: Hold | None) -> None:
         """Give up the answer, or return the connection of a call that has failed."""
 
-    def abort(self) -> None:
-        """Close the connection at once."""
-
 
 class Receiver(Protocol):
     """Receives the events of one call.

@@ -30,6 +30,7 @@ from adapter.frontends.endpoint.streams import Streams
 from adapter.frontends.http.answers import Answer
 from adapter.frontends.http.connection import Request
 from adapter.frontends.http.handled_inference import HandledInference, Inferences
+from adapter.frontends.http.inference import SENT_AGAIN_BYTES
 from adapter.frontends.http.instrumentation import AWS_OPERATION
 from adapter.frontends.routes import ASYNC_ENDPOINT, INVOKE_ENDPOINT, STREAM_ENDPOINT
 from adapter.runtime.byte_budget import ByteBudget
@@ -42,8 +43,6 @@ _OPERATIONS = (
     "operation of AWS"
 )
 
-# AWS's own limit of a body. Up to this it is read whole, so that it can be sent to Triton twice.
-_WHOLE_BYTES = 6_291_456
 # Bodies for streams are read by us.
 _STREAM_BYTES = 64 * 2**20
 
@@ -160,7 +159,7 @@ class Endpoint:
         is_stream = request.operation == _STREAM
         if length is None and (must_be_whole or is_stream):
             raise InvalidCall("a body that is signed, or for a stream, needs a Content-Length")
-        if length is None or (length > _WHOLE_BYTES and not (must_be_whole or is_stream)):
+        if length is None or (length > SENT_AGAIN_BYTES and not (must_be_whole or is_stream)):
             return None
         most = min(self._max_body, _STREAM_BYTES) if is_stream else self._max_body
         why = ""

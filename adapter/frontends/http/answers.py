@@ -182,13 +182,12 @@ class Writer:
     ) -> None:
         self._connection = request.connection
         self._is_chunked = length is None and not request.head.is_http_1_0
-        self._is_bare = request.method == "HEAD"
         head = begin_answer(request, 200, write_fields(headers), length)
         self._connection.transport.write(head)
 
     async def write(self, piece: bytes) -> None:
         """Write a piece, and wait until the client takes more."""
-        if piece and not self._is_bare:
+        if piece:
             if self._is_chunked:
                 piece = write_chunk(piece)
             self._connection.transport.write(piece)
@@ -197,5 +196,5 @@ class Writer:
 
     def end(self) -> None:
         """Write the end of the body."""
-        if self._is_chunked and not self._is_bare:
+        if self._is_chunked:
             self._connection.transport.write(b"0\r\n\r\n")
