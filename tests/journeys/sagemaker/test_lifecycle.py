@@ -99,7 +99,7 @@ def test_half_done_load_of_killed_adapter_is_unloaded(triton, tmp_path, gate):
 
 
 def test_load_ended_by_sigterm_leaves_nothing(triton, tmp_path, gate):
-    """In an external Triton, which answers the load while the adapter stops."""
+    """Have an external Triton answer the load while the adapter stops."""
     package = write_python_model(tmp_path / "model", initialize=gate.statements)
     flags = (f"--model-roots={tmp_path}", "--drain-timeout-seconds=0.5")
     with beside(triton, *flags) as adapter, background(adapter) as others:
