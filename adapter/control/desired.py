@@ -13,14 +13,14 @@ from typing import NoReturn
 
 from adapter.control.models import LoadRequest, Models
 from adapter.control.on_demand import OnDemand
-from adapter.control.operations import Kind, Operations
+from adapter.control.operations import Kind, Operation, Operations
 from adapter.control.triton import TritonStatus
 from adapter.core import times
 from adapter.core.artifacts import ArtifactKey
 from adapter.core.blame import Blame
 from adapter.core.forgotten import ForgottenModels
 from adapter.core.model import ModelId, ModelSource
-from adapter.core.record import LoadedFor, OnExit
+from adapter.core.record import LoadedFor, ModelRecord, OnExit
 from adapter.core.registry import Registry
 from adapter.core.wanted import Wanted, WantedModel, WantedReason, WantedState
 from adapter.errors import AdapterError, GivenUp
@@ -144,15 +144,21 @@ class Desired:
         is waited for, and what it fails for is no failure of the model that is wanted.
         """
         await self.status.wait_until_up()
+        update = self._find_update(model)
+        if update is not None:
+            await update.wait()
+            return False
         async with self.slots:
-            operation = self.operations.load_of(model.model_id)
-            if operation is not None and operation.kind is Kind.REPLACE:
-                await operation.wait()
-                return False
-            if not self._is_missing(model):
+            if self._find_update(model) is not None or not self._is_missing(model):
                 return False
             await self._load_now(model)
             return True
+
+    def _find_update(self, model: WantedModel) -> Operation[ModelRecord] | None:
+        """Return the update of the model that is queued or in progress; None without one."""
+        operation = self.operations.load_of(model.model_id)
+        is_update = operation is not None and operation.kind is Kind.REPLACE
+        return operation if is_update else None
 
     async def _load_now(self, model: WantedModel) -> None:
         if isinstance(model.source, ArtifactKey):

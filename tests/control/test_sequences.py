@@ -43,6 +43,7 @@ from adapter.errors import (
     StubDied,
     TooManyWaiting,
     UnloadedMeanwhile,
+    was_refused,
 )
 from tests.control.fakes import GPU, MIB, OTHER_GPU, Script
 from tests.control.stage import A, B, C, Stage, fails, played
@@ -293,6 +294,22 @@ async def test_load_that_evicts_is_not_overtaken():
         assert await call == "b@1"
         with suppress(InsufficientMemory):
             await late
+
+
+@played
+async def test_load_that_passed_a_limit_needs_more():
+    """It is ended amid its load, and the next one is refused by what it took until then."""
+    scripts = {"a": Script(50, declared=50, load_seconds=9), "b": Script(100)}
+    async with Stage(scripts, limit_mib=500) as stage:
+        await stage.load(B)
+        load = asyncio.create_task(stage.load(A))
+        await asyncio.sleep(2)
+        stage.triton.growth[GPU] = 450 * MIB
+        await fails(load, InsufficientMemory)
+        stage.triton.growth[GPU] = 0
+        await asyncio.sleep(5)
+        error = await fails(stage.load(A), InsufficientMemory)
+        assert was_refused(error)  # Triton is not asked
 
 
 @played
@@ -1073,6 +1090,29 @@ async def test_unload_amid_update_holds_for_joined_load():
 
 
 @played
+async def test_call_waits_for_files_that_are_tried_again():
+    """The failure of a moment ago is that of the files before."""
+    scripts = {"a@1": Script(fault="max_batch_size: -1"), "a@2": Script(load_seconds=3)}
+    async with Stage(scripts) as stage:
+        await fails(stage.call(A), InvalidModel)
+        stage.store.versions["a"] += 1
+        assert stage.control.on_demand is not None
+        load = asyncio.create_task(stage.control.on_demand.load(A))
+        await asyncio.sleep(1)
+        assert await stage.call(A) == "a@2"
+        await load
+
+
+@played
+async def test_store_is_asked_once_in_an_interval():
+    settings = StoreSettings(revalidate_seconds=10)
+    async with Stage({"a@1": Script()}, stores=settings) as stage:
+        await stage.call(A)
+        await asyncio.sleep(35)
+        assert stage.store.questions == 3
+
+
+@played
 async def test_version_that_fails_in_place_is_tried_once():
     """Each try takes the old version away from its calls. Another version is tried again."""
     settings = StoreSettings(revalidate_seconds=2)
@@ -1505,6 +1545,24 @@ async def test_wanted_model_returns_from_a_platforms_load():
         assert not call.done()
         stage.control.desired.slots.release()
         assert await call == "a"
+
+
+@played
+async def test_lost_model_waits_for_no_others_update():
+    scripts = {"1": Script(), "2": Script(), "b": Script()}
+    async with Stage(scripts) as stage:
+        stage.control.desired.slots = asyncio.Semaphore(1)
+        await stage.load(B, "b")
+        await stage.load(A, "1")
+        assert await stage.invoke(A) == "1"  # called last, and so the first to come back
+        stage.packages.prepare_seconds = 30
+        update = asyncio.create_task(stage.replace(A, "2"))
+        await asyncio.sleep(1)
+        stage.packages.prepare_seconds = 0.01
+        stage.triton.exit()
+        await asyncio.sleep(8)
+        stage.check(B)
+        await fails(update, BackendUnavailable)
 
 
 @played
