@@ -519,6 +519,7 @@ class FakeStore:
         self.fetch_seconds = 1.0
         self.answer_seconds = 0.01  # until it says whether a version is current
         self.fetches = 0
+        self.questions = 0  # whether a version is current
         self.kept: Counter[str] = Counter()
         self.idle_seconds: dict[str, float] = {}  # since the last use, at the last release
         self.disk_limit: int | None = None  # artifacts at a time
@@ -571,6 +572,7 @@ class FakeStore:
         return 0, 0
 
     async def is_current(self, artifact: Artifact) -> bool:
+        self.questions += 1
         await asyncio.sleep(self.answer_seconds)
         path = artifact.key.path
         if path not in self.keys:

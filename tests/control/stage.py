@@ -17,6 +17,7 @@ from adapter.control.ports import (
     StoreSettings,
     TimeLimits,
     World,
+    keep_no_headroom,
 )
 from adapter.core.artifacts import ArtifactKey
 from adapter.core.model import ModelId, ModelSource, TritonName
@@ -68,6 +69,7 @@ class Stage:
         stores: StoreSettings | None = None,
         mesh_default_mib: int | None = None,
         load_threads: int = 4,
+        headroom_of: Callable[[int], int] = keep_no_headroom,
     ) -> None:
         self.triton = FakeTriton(scripts, device_mib, devices)
         self.packages = FakePackages(self.triton)
@@ -83,6 +85,7 @@ class Stage:
         default = None if mesh_default_mib is None else mesh_default_mib * MIB
         memory = MemorySettings(
             None if limit_mib is None else limit_mib * MIB,
+            headroom_of,
             places_gpus=places_gpus,
             mesh_default_bytes=default,
         )

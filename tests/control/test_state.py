@@ -7,7 +7,13 @@ from contextlib import suppress
 from adapter.core.model import ModelSource
 from adapter.core.record import OnExit, Step
 from adapter.core.states import ModelState
-from adapter.errors import AdapterError, BackendTimeout, StubDied
+from adapter.errors import (
+    AdapterError,
+    BackendTimeout,
+    BackendUnavailable,
+    StubDied,
+    UnloadedMeanwhile,
+)
 from tests.control.fakes import GPU, MIB, Script
 from tests.control.stage import A, B, C, Stage, fails, played
 
@@ -115,3 +121,50 @@ async def test_store_models_are_shown_from_their_fetch_on():
         assert stores.files_of(stage.control.registry.serving(B)) is None
         await call
         assert stores.waiting == 0
+
+
+@played
+async def test_model_is_listed_once_amid_its_update():
+    """The next version is being loaded beside the one that callers get."""
+    async with Stage({"a@1": Script(), "a@2": Script(load_seconds=5)}) as stage:
+        await stage.call(A)
+        stage.store.versions["a"] += 1
+        update = asyncio.create_task(stage.update(A))
+        await asyncio.sleep(3)
+        assert len(stage.control.registry.records_of(A)) == 2
+        stores = stage.control.state.stores
+        assert stores is not None
+        assert stores.models() == [stage.control.registry.serving(A)]
+        await update
+
+
+@played
+async def test_load_that_exit_breaks_off_is_not_forgotten():
+    """It was never loaded, and its caller has heard why."""
+    async with Stage({"a": Script(load_seconds=5)}, on_exit=OnExit.FORGET) as stage:
+        load = asyncio.create_task(stage.load(A))
+        await asyncio.sleep(3)
+        stage.triton.exit()
+        await fails(load, BackendUnavailable)
+        assert not stage.control.state.forgotten()
+
+
+@played
+async def test_load_that_an_unload_ends_has_failed():
+    """Operators see that it was begun, and so how it ended."""
+    async with Stage({"a": Script(load_seconds=5)}) as stage:
+        load = asyncio.create_task(stage.load(A))
+        await asyncio.sleep(3)
+        await stage.models.unload(A)
+        await fails(load, UnloadedMeanwhile)
+        [failure] = stage.metrics.history.failures(["load"])
+        assert failure.kind is UnloadedMeanwhile
+
+
+@played
+async def test_reserve_is_a_share_of_the_limit():
+    """An operator who gives models half of a device keeps free a tenth of that half."""
+    stage = Stage({"a": Script()}, limit_mib=500, headroom_of=lambda limit: limit // 10)
+    async with stage:
+        figures = stage.control.state.devices(await stage.control.state.read_memory())[GPU]
+        assert figures.memory_reserve_bytes == 50 * MIB

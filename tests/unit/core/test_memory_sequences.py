@@ -354,6 +354,18 @@ def test_noise_of_readings_ends_no_refusal():
     assert books.answer(books.need("a")) is Answer.ADMIT
 
 
+def test_forgotten_package_needs_no_more_for_its_shortage():
+    """An operator has mended it, and has it tried as one that was never seen."""
+    books = gpu(1000, used=0)
+    books.add("b", 100)
+    need = books.need("a")
+    books.load("a", guess(150, key="a"))
+    books.fail("a")
+    assert to_mib(books.need("a").bytes) == {GPU: 300}
+    assert to_mib(books.ledger.forget("a").too_little) == {GPU: 150}
+    assert books.need("a").bytes == need.bytes
+
+
 def test_success_ends_shortage_and_proof():
     books = gpu(1000, used=500)
     books.load("a", guess(100, key="a"))
