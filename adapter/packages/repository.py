@@ -184,7 +184,7 @@ def claim(folder: Path, ownership: Ownership, keep: str = "") -> None:
             _make(folder, ownership)
         else:
             note_ownership(folder, ownership)
-            _empty(folder, keep)
+            empty(folder, keep)
     except OSError as error:
         raise disk_error(folder, error) from error
 
@@ -213,7 +213,7 @@ def note_unloaded(folder: Path) -> None:
 
 def clear(folder: Path) -> None:
     """Remove a folder of ours. Links in it are removed, never followed."""
-    _empty(folder)
+    empty(folder)
     hidden = _hidden(folder)
     shutil.rmtree(hidden, ignore_errors=True)
     folder.rename(hidden)
@@ -273,7 +273,7 @@ def _make(folder: Path, ownership: Ownership) -> None:
         raise
 
 
-def _empty(folder: Path, keep: str = "") -> None:
+def empty(folder: Path, keep: str = "") -> None:
     """Remove what is in a folder of ours, but for the note and an entry named `keep`."""
     for path in folder.iterdir():
         if path.name in {keep, MARKER}:

@@ -39,6 +39,7 @@ from adapter.packages.repository import (
     clear,
     clear_others,
     disk_error,
+    empty,
     fill,
     kept_folder,
     link_tree,
@@ -165,7 +166,11 @@ class Packages:
         ModelSource.kept is then, empty where all files are the caller's. Raises BackendError on a
         disk error.
         """
-        return await UNPACKS.run_to_end(self._link_unpacked_aside, name)
+        try:
+            return await UNPACKS.run_to_end(self._link_unpacked_aside, name)
+        except BaseException:  # nobody learns of what was linked by then
+            await self.discard(str(kept_folder(self._repository / name)))
+            raise
 
     async def discard(self, kept: str) -> None:
         """Remove what `keep` has kept, if anything."""
@@ -424,7 +429,7 @@ class Packages:
 
     def _remove(self, name: TritonName) -> None:
         """Remove the folders of a package, the entry's last: others link to the unpacked files in
-        it.
+        it. Names are freed under the lock, as another package may be waiting to take them.
         """
         entry = self._repository / name
         known = ownership_of(entry)
@@ -433,8 +438,10 @@ class Packages:
         try:
             with self._notes:
                 note_unloaded(entry)
-            clear_others(self._repository, name)
-            clear(entry)
+                clear_others(self._repository, name)
+            empty(entry)  # without the lock: it may have gigabytes
+            with self._notes:
+                clear(entry)
         except OSError as error:
             raise BackendError(f"cannot remove model {name!r}: {error.strerror}") from error
 

@@ -1,7 +1,9 @@
 """A model's folder in Triton's repository, on real trees."""
 
 import asyncio
+import errno
 import json
+import os
 import resource
 import shutil
 import subprocess
@@ -15,7 +17,9 @@ import pytest
 
 from adapter.core.model import ModelSource, Placement, TritonName
 from adapter.errors import BackendError, InvalidModel, InvalidRequest
+from adapter.packages import staging
 from adapter.packages.contents import MARKER, MARKER_DRAFT
+from adapter.packages.repository import link_tree, ownership_of
 from adapter.packages.staging import Packages
 from tests.packages.staged import (
     CONFIG,
@@ -145,6 +149,73 @@ async def test_repository_that_does_not_exist_fails_load(root, tmp_path):
         await place(packages, "a", make(root / "m"))
     await packages.remove(TritonName("a"))
     assert await packages.staged() == []
+
+
+async def test_keeping_that_is_cancelled_keeps_nothing(packages, root, repository, monkeypatch):
+    """Nobody learns of what was linked by then, which would keep its room on the disk."""
+    make(root / "m")
+    shutil.make_archive(str(root / "m"), "zip", root / "m")
+    await place(packages, "a", root / "m.zip")
+    is_linked = threading.Event()
+    may_end = threading.Event()
+
+    def link_slowly(source, target):
+        is_there = link_tree(source, target)
+        is_linked.set()
+        assert may_end.wait(60)
+        return is_there
+
+    monkeypatch.setattr(staging, "link_tree", link_slowly)
+    keeping = asyncio.create_task(packages.keep(TritonName("a")))
+    assert await asyncio.to_thread(is_linked.wait, 60)
+    keeping.cancel()
+    may_end.set()
+    with pytest.raises(asyncio.CancelledError):
+        await keeping
+    assert [path.name for path in repository.iterdir()] == ["a"]
+
+
+async def test_keeping_that_fails_keeps_nothing(packages, root, repository, monkeypatch):
+    make(root / "m")
+    shutil.make_archive(str(root / "m"), "zip", root / "m")
+    await place(packages, "a", root / "m.zip")
+
+    def refuse(source, target, **_):
+        raise OSError(errno.EMLINK, os.strerror(errno.EMLINK))
+
+    monkeypatch.setattr(os, "link", refuse)
+    with pytest.raises(BackendError, match="Too many links"):
+        await packages.keep(TritonName("a"))
+    assert [path.name for path in repository.iterdir()] == ["a"]
+
+
+async def test_name_freed_by_removal_has_its_new_owner(packages, root, repository, monkeypatch):
+    """The removal is stopped between its last two steps; the next package wants the same name."""
+    for name in "ab":
+        for model in (f"main-{name}", "helper"):
+            make(root / name / model)
+    await place(packages, "a", root / "a", entry="main-a")
+    package = await prepare(packages, "b", root / "b", entry="main-b")
+    is_renamed = threading.Event()
+    may_end = threading.Event()
+    rmtree = shutil.rmtree
+
+    def remove_slowly(path, *args, **options):
+        if Path(path).name == ".ta-half-helper" and Path(path).exists():
+            is_renamed.set()
+            assert may_end.wait(60)
+        rmtree(path, *args, **options)
+
+    monkeypatch.setattr(shutil, "rmtree", remove_slowly)
+    removing = asyncio.create_task(remove(packages, "a"))
+    assert await asyncio.to_thread(is_renamed.wait, 60)
+    placing = asyncio.create_task(put(packages, "b", package))
+    await asyncio.wait({placing}, timeout=0.3)
+    may_end.set()
+    await removing
+    placement = await placing
+    assert placement.load == ("helper", "b")
+    assert {ownership_of(repository / name).owner for name in placement.load} == {"b"}
 
 
 # --- other means than links
