@@ -107,9 +107,8 @@ class FolderStore:
             while chunk := await WALKS.run(self._chunk, file.path, descriptor, offset, end):
                 offset += len(chunk)
                 yield chunk
-            if (
-                _version(os.fstat(descriptor)) != file.etag
-            ):  # somebody has written to the file meanwhile
+            # somebody may have written to the file meanwhile
+            if _version(os.fstat(descriptor)) != file.etag:
                 raise Changed
         finally:
             os.close(descriptor)

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+from contextlib import aclosing
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,9 @@ from adapter.errors import (
     InvalidRequest,
     StoreUnavailable,
 )
+from adapter.settings.locations import StoreKind, StoreLocation
+from adapter.store.folder import FolderStore
+from adapter.store.ports import Changed
 from tests.store.conftest import archive, files_of, modified, names
 
 _FILES = {"config.pbtxt": b"backend: 'python'", "1/model.py": b"pass"}
@@ -59,6 +63,23 @@ async def test_lone_file_is_a_package(folder, open_cache):
     artifact, _ = await (await open_cache(folder)).fetch("net.onnx")
     assert Path(artifact.folder).name == "net.onnx"
     assert files_of(artifact) == {"": b"onnx"}
+
+
+async def test_file_written_to_while_read_has_changed(folder):
+    """Its begin was of the old content, and its end is of the new."""
+    (folder / "net.onnx").write_bytes(b"old" * 100)
+    store = FolderStore(StoreLocation(StoreKind.FOLDER, str(folder)))
+    file = await store.stat("net.onnx")
+    assert file is not None
+    async with aclosing(store.read(file, 0, 200)) as chunks:
+        assert await anext(chunks)
+        with (folder / "net.onnx").open("r+b") as content:
+            content.seek(200)
+            content.write(b"new")
+            content.flush()
+            os.utime(content.fileno())
+        with pytest.raises(Changed):
+            await anext(chunks)
 
 
 async def test_folder_with_changed_file_is_another_version(folder, open_cache):

@@ -153,6 +153,17 @@ async def test_converted_answer_that_breaks_is_503(listener, caller):
     assert found.refusal == (503, "BackendUnavailable")
 
 
+async def test_answer_to_convert_is_asked_for_unpacked(listener, caller):
+    """Triton would pack it as the caller likes it, and nobody here could read it."""
+    listener.upstream.script = answer
+    record = listener.fakes.control.registry.get(ModelId("m"))
+    record.package = replace(record.inspected, content_types=CSV)
+    kinds = ("Content-Type: text/csv", "Accept-Encoding: gzip")
+    assert (await caller.ask(request(PLANNED, b"1,2\n", *kinds))).status == 200
+    (asked,) = listener.upstream.requests
+    assert b"accept-encoding: gzip" not in asked.head.lower()
+
+
 async def test_renamed_model_is_answered_under_its_name(listener):
     listener.upstream.script = answer
     record = listener.fakes.control.registry.get(ModelId("m"))

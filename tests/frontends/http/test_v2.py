@@ -184,6 +184,18 @@ async def test_event_in_two_pieces_is_renamed(listener, caller):
     assert begun.endswith(b'\ndata: {"x":2,"model_name":"a/b"}\n\ndata: cut off')
 
 
+async def test_http_1_0_learns_end_of_events_by_close(listener, caller):
+    """Nothing else ends a body of unknown length, so the connection is not kept."""
+
+    async def script(talk: Talk) -> None:
+        await talk.say(OK + b"Transfer-Encoding: chunked\r\n\r\n" + chunk(EVENT) + b"0\r\n\r\n")
+
+    listener.upstream.script = script
+    await caller.send(request(GENERATE, b"{}", "Connection: keep-alive", version="1.0"))
+    async with asyncio.timeout(20):  # an idle connection lasts for longer
+        assert (await caller.rest()).endswith(b"\r\n\r\n" + EVENT)
+
+
 async def test_broken_event_stream_shows_its_model_at_work(listener, caller):
     """A connection breaks before the process has ended: the exit is judged by what broke off."""
 

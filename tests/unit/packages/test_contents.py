@@ -169,6 +169,16 @@ def test_the_same_files_give_the_same_key(root):
     assert look(second, root).content_key == key
 
 
+def test_code_that_python_has_compiled_changes_no_key(root):
+    """The first load writes it beside the code, and the size that it had is that of the next."""
+    folder = make(root / "m", files=["1/model.py"])
+    key = look(folder, root).content_key
+    times = (folder / "1").stat()
+    make(folder / "1" / "__pycache__", files=["model.cpython-312.pyc"])
+    os.utime(folder / "1", ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert look(folder, root).content_key == key
+
+
 def test_key_of_store_distinguishes_equal_files(root):
     """Else a tenant's file could teach the adapter the size of another's."""
     folder = make(root / "m", files=["1/model.py"])

@@ -11,6 +11,8 @@ from adapter.core.model import ModelId, ModelSource, TritonName
 from adapter.core.record import LoadedFor, ModelRecord
 from adapter.core.registry import Registry
 from adapter.core.states import ModelEvent
+from adapter.errors import OutOfMemory
+from adapter.frontends.http.instrumentation import Instrumentation
 from adapter.telemetry.gauges import ModelCollector, ScrapedState
 from adapter.telemetry.metrics import Metrics, about
 from tests.cases import rows
@@ -68,6 +70,15 @@ class World:
 def test_a_series_is_there_before_its_first_event(series):
     """Prometheus does not see an event that its series begins with."""
     assert scrape(Metrics())[series] == 0
+
+
+@rows("operation, count", [("invoke", 1), ("load", 0)])
+def test_refused_load_is_no_inference_out_of_memory(operation, count):
+    """The load itself has counted it already, as phase "load"."""
+    metrics = Metrics()
+    error = OutOfMemory("full")
+    Instrumentation(metrics).refused(error, lambda: ("POST", "/models", {}), operation)
+    assert scrape(metrics)['triton_adapter_oom_total{phase="infer"}'] == count
 
 
 def test_models_are_counted_by_state():
