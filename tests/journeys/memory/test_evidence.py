@@ -142,7 +142,7 @@ def test_size_below_free_memory_is_507_once(seen, how):
     body = failing(how, "CUDA out of memory. Tried to allocate 20.00 MiB")
     first, second = (outcome(seen.client.post(f"/models/{name}/invoke", body)) for _ in range(2))
     assert first == OOM
-    assert second == ((500, "InferenceFailed") if seen.view == "ok" else OOM)
+    assert second == (OOM if seen.is_low else (500, "InferenceFailed"))
     seen.client.unload_model(name)
 
 
