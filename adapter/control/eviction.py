@@ -156,6 +156,8 @@ class Eviction:
         """Unload the model if nothing keeps it; return whether it went. An update of it ends: the
         next call loads the newest version anyway.
         """
+        if not self._is_evictable(record):
+            return False
         text = f"model {record.id!r} was evicted during its update"
         reason = UnloadedMeanwhile(text, model_id=record.id)
         self.operations.end_loads(record.id, reason)
@@ -167,10 +169,14 @@ class Eviction:
 
     async def _unload_if_idle(self, record: ModelRecord, log_fields: Mapping[str, str]) -> bool:
         """Unload under the model's lock; a call may have come since the model was chosen."""
-        if record.state not in LOADED or self.find_retention_reason(record):
+        if not self._is_evictable(record):
             return False
         await self.unloader.unload(record, log_fields)
         return True
+
+    def _is_evictable(self, record: ModelRecord) -> bool:
+        """Return whether the model is loaded, and may be evicted now."""
+        return record.state in LOADED and self.find_retention_reason(record) is None
 
     # -- what is dead, and what nobody calls ------------------------------------------------
 

@@ -1332,6 +1332,34 @@ async def test_disk_room_costs_one_large_model():
 
 
 @played
+async def test_disk_room_ends_no_load_that_came_later():
+    """While room is made by one model, the next one may leave and be called again."""
+    scripts = {
+        "a@1": Script(),
+        "a@2": Script(load_seconds=20),
+        "b@1": Script(load_seconds=10),
+    }
+    async with Stage(scripts) as stage:
+        await stage.call(A)
+        await stage.call(B)
+        stage.store.versions["a"] += 1
+        update = asyncio.create_task(stage.update(A))
+        await asyncio.sleep(5)
+        room = asyncio.create_task(stage.control.eviction.unload_one(1))
+        await asyncio.sleep(1)  # the update is undone once Triton has ended its load
+        long_call = asyncio.create_task(stage.call(A, seconds=30))
+        await stage.models.unload(B)
+        await asyncio.sleep(8)
+        call = asyncio.create_task(stage.call(B))
+        assert not await room
+        assert not call.done()
+        assert await call == "b@1"
+        await long_call
+        with suppress(UnloadedMeanwhile):
+            await update
+
+
+@played
 async def test_caller_takes_half_of_the_places_at_most():
     settings = StoreSettings(max_waiting=4, max_waiting_for_one=4)
     scripts = {f"{name}@1": Script(load_seconds=5) for name in "abc"}
