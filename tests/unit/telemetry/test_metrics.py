@@ -72,8 +72,8 @@ def test_a_series_is_there_before_its_first_event(series):
     assert scrape(Metrics())[series] == 0
 
 
-@rows("operation, count", [("invoke", 1), ("load", 0)])
-def test_refused_load_is_no_inference_out_of_memory(operation, count):
+@pytest.mark.parametrize(("operation", "count"), [("invoke", 1), ("load", 0)])
+async def test_refused_load_is_no_inference_out_of_memory(operation, count):
     """The load itself has counted it already, as phase "load"."""
     metrics = Metrics()
     error = OutOfMemory("full")
