@@ -23,7 +23,7 @@ from adapter.relay.protobuf import (
     length_of,
     plain_name,
 )
-from adapter.relay.stream import Exchange, LargeBody, Stage
+from adapter.relay.stream import Exchange, LargeBody, Stage, StreamMessages
 from adapter.relay.transport import Heard, Piece, State, with_own_code
 from adapter.relay.upstream import Upstream
 
@@ -185,6 +185,7 @@ class RelaySession(Downstream):
         elif (error := call.refusal or self.count_stream(exchange)) is not None:
             self.refuse(exchange, error)
         elif call.max_bytes is None:
+            exchange.messages = StreamMessages(exchange, self, self.refuse)
             self._to_fallback(exchange, b"", end=end)
         else:
             self._refuse_incomplete(exchange)
@@ -509,6 +510,8 @@ class RelaySession(Downstream):
         """
         if (outbound := exchange.outbound) is None:
             return
+        if exchange.messages is not None:
+            exchange.messages.take(piece)
         exchange.remaining_bytes -= len(piece)
         if exchange.scanner is not None:
             if end:

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import partial
 from typing import TYPE_CHECKING
 
 from adapter.relay.endpoint import Endpoint
@@ -10,6 +11,7 @@ from adapter.relay.flow_control import Stream
 from adapter.relay.policy import Call, CallerLimits, DirectCall
 from adapter.relay.protobuf import COMPRESSED, PREFIX_BYTES, NameScanner
 from adapter.relay.transport import Piece
+from adapter.runtime.open_streams import STREAM_BYTES
 
 if TYPE_CHECKING:
     import asyncio
@@ -71,6 +73,7 @@ class Exchange(Stream):
     direct_call: DirectCall | None = None  # set when the upstream is Triton
     scanner: NameScanner | None = None
     body: "LargeBody | None" = None  # counts a large message in the byte budget
+    messages: "StreamMessages | None" = None  # counts those of a stream, which has no `body`
     wait: "asyncio.Task[None] | None" = None  # waits for the model
     # received while ARRIVING or WAITING; with less than so many bytes there is nothing to decide
     buffered: bytearray | bytes = b""
@@ -143,6 +146,8 @@ class Exchange(Stream):
         if not stage.receives:
             if self.body is not None:
                 self.body.end()
+            if self.messages is not None:
+                self.messages.end()
             if self.wait is not None:
                 self.wait.cancel()
 
@@ -193,3 +198,64 @@ class LargeBody:
         """Refuse the request with `error`."""
         self._refuse(self._exchange, error)
         self._downstream.flush_all()
+
+
+class StreamMessages:
+    """Counts an incomplete message of a stream in the byte budget.
+
+    The fallback server keeps what it has received of a message until it has the last byte, so the
+    bytes count until that byte is forwarded. The lengths in the prefixes say where each message
+    ends: a DATA frame may have several messages, or a part of one, or of a prefix.
+
+    A message of at most `STREAM_BYTES` does not count: incomplete ones of all streams together take
+    no more than is counted for open streams.
+    """
+
+    __slots__ = ("_begin_body", "_body", "_missing_bytes", "_prefix")
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        downstream: Endpoint[Exchange],
+        refuse: Callable[[Exchange, Exception], None],
+    ) -> None:
+        self._begin_body = partial(LargeBody, exchange, downstream, refuse)
+        self._body: LargeBody | None = None  # of the incomplete message, if that is large
+        self._missing_bytes = 0  # of the incomplete message
+        self._prefix = b""  # the start of a prefix that is incomplete itself
+
+    def take(self, piece: Piece) -> None:
+        """Follow the messages through the next DATA, and count the bytes of an incomplete one."""
+        if self._prefix:
+            piece = self._prefix + piece
+        size = len(piece)
+        at = self._continue_message(size) if self._missing_bytes else 0
+        while size - at >= PREFIX_BYTES:
+            start = at
+            at += PREFIX_BYTES + int.from_bytes(piece[start + 1 : start + PREFIX_BYTES])
+            if at > size:
+                self._begin_message(at - start, size - start)
+        self._prefix = bytes(piece[at:])
+
+    def _begin_message(self, size: int, received: int) -> None:
+        """Begin with a message of which `received` bytes are here."""
+        self._missing_bytes = size - received
+        if size > STREAM_BYTES:
+            self._body = self._begin_body(size)
+            self._body.take(received)
+
+    def _continue_message(self, size: int) -> int:
+        """Count those of `size` bytes that are of the incomplete message; return how many are."""
+        size = min(size, self._missing_bytes)
+        self._missing_bytes -= size
+        if self._body is not None:
+            self._body.take(size)
+        if not self._missing_bytes:
+            self.end()
+        return size
+
+    def end(self) -> None:
+        """Stop counting the incomplete message."""
+        if self._body is not None:
+            self._body.end()
+            self._body = None
