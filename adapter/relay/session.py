@@ -23,7 +23,7 @@ from adapter.relay.protobuf import (
     length_of,
     plain_name,
 )
-from adapter.relay.stream import Exchange, LargeBody, Stage, StreamMessages
+from adapter.relay.stream import Exchange, FallbackMessages, LargeBody, Stage
 from adapter.relay.transport import Heard, Piece, State, with_own_code
 from adapter.relay.upstream import Upstream
 
@@ -185,7 +185,6 @@ class RelaySession(Downstream):
         elif (error := call.refusal or self.count_stream(exchange)) is not None:
             self.refuse(exchange, error)
         elif call.max_bytes is None:
-            exchange.messages = StreamMessages(exchange, self, self.refuse)
             self._to_fallback(exchange, b"", end=end)
         else:
             self._refuse_incomplete(exchange)
@@ -468,6 +467,8 @@ class RelaySession(Downstream):
     def _send_fallback(self, exchange: Exchange, piece: Piece, *, end: bool) -> None:
         """Send the headers and the first bytes of a call to the fallback server."""
         self.context.fallback_queue.sent()
+        if exchange.body is None:
+            exchange.messages = FallbackMessages(exchange, self, self.refuse)
         self._open(exchange, exchange.call.fallback, is_triton=False, end=end and not piece)
         if piece:
             self._forward(exchange, piece, end=end)

@@ -73,7 +73,7 @@ class Exchange(Stream):
     direct_call: DirectCall | None = None  # set when the upstream is Triton
     scanner: NameScanner | None = None
     body: "LargeBody | None" = None  # counts a large message in the byte budget
-    messages: "StreamMessages | None" = None  # counts those of a stream, which has no `body`
+    messages: "FallbackMessages | None" = None  # at the fallback server, if there is no `body`
     wait: "asyncio.Task[None] | None" = None  # waits for the model
     # received while ARRIVING or WAITING; with less than so many bytes there is nothing to decide
     buffered: bytearray | bytes = b""
@@ -200,18 +200,18 @@ class LargeBody:
         self._downstream.flush_all()
 
 
-class StreamMessages:
-    """Counts an incomplete message of a stream in the byte budget.
+class FallbackMessages:
+    """Counts an incomplete message of a stream or another call in the byte budget.
 
     The fallback server keeps what it has received of a message until it has the last byte, so the
-    bytes count until that byte is forwarded. The lengths in the prefixes say where each message
-    ends: a DATA frame may have several messages, or a part of one, or of a prefix.
+    bytes count until that byte is forwarded. The lengths in the prefixes say where each message of
+    a stream ends: a DATA frame may have several messages, or a part of one, or of a prefix.
 
-    A message of at most `STREAM_BYTES` does not count: incomplete ones of all streams together take
-    no more than is counted for open streams.
+    A message of at most `STREAM_BYTES` does not count in a stream: incomplete ones of all streams
+    together take no more than is counted for open streams. Other calls have no such bound.
     """
 
-    __slots__ = ("_begin_body", "_body", "_missing_bytes", "_prefix")
+    __slots__ = ("_begin_body", "_body", "_free_bytes", "_missing_bytes", "_prefix")
 
     def __init__(
         self,
@@ -220,6 +220,7 @@ class StreamMessages:
         refuse: Callable[[Exchange, Exception], None],
     ) -> None:
         self._begin_body = partial(LargeBody, exchange, downstream, refuse)
+        self._free_bytes = STREAM_BYTES if exchange.is_counted else 0
         self._body: LargeBody | None = None  # of the incomplete message, if that is large
         self._missing_bytes = 0  # of the incomplete message
         self._prefix = b""  # the start of a prefix that is incomplete itself
@@ -240,7 +241,7 @@ class StreamMessages:
     def _begin_message(self, size: int, received: int) -> None:
         """Begin with a message of which `received` bytes are here."""
         self._missing_bytes = size - received
-        if size > STREAM_BYTES:
+        if size > self._free_bytes:
             self._body = self._begin_body(size)
             self._body.take(received)
 

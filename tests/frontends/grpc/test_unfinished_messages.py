@@ -1,4 +1,4 @@
-"""Messages of streams that have not wholly come: the fallback server keeps what it has of them."""
+"""Messages that have not wholly come: the fallback server keeps what it has of them."""
 
 import asyncio
 
@@ -27,6 +27,7 @@ from tests.frontends.grpc.proxy_listener import (
     status,
     until,
 )
+from tests.grpc_calls import SERVICE
 
 LARGE = prefixed(big_request("m", MIB))
 SMALL = prefixed(request_of("m"))
@@ -79,6 +80,20 @@ def taken(proxy) -> HeldBody:
 async def test_unfinished_messages_of_streams_count(proxy, wire):
     wire.send(unfinished(1), unfinished(3))
     await until(lambda: proxy.budget.held == 2 * KEPT)
+
+
+@limited(max_inflight_bytes=2 * MIB)
+@pytest.mark.parametrize("size", [100_000, MIB])
+async def test_unfinished_messages_of_unary_calls_count(proxy, wire, size):
+    """Those that no inference has are forwarded as they come; nothing bounds how many there are."""
+    message = prefixed(big_request("m", size))
+    for stream_id in (1, 3):
+        wire.send(begin(stream_id, f"/{SERVICE}/ModelConfig"), *parts(stream_id, message))
+    await until(lambda: proxy.budget.held == 2 * PART)
+    wire.send(frame(frames.DATA, frames.END_STREAM, 1, message[PART:][:500_000]))
+    await until(lambda: proxy.budget.held <= PART)
+    wire.send(frames.reset(3, Code.CANCEL))
+    await until(lambda: proxy.budget.held == 0)
 
 
 @limited(max_inflight_bytes=2 * MIB)
