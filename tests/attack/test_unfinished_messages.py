@@ -73,7 +73,8 @@ async def test_unfinished_messages_of_streams_keep_to_limit(
     adapter: RunningAdapter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One caller is read beyond the limit, and one window of each other; without the limit this
-    took 242 MiB. The last one may stay, as nobody waits for its room.
+    took 242 MiB. They end as too slow, or without room for 10 s; the last one may stay, as nobody
+    waits for its room.
     """
     monkeypatch.setattr(proxy_listener, "SECONDS", _SOON)
     before = memory_kib(adapter, "VmHWM")
@@ -82,7 +83,7 @@ async def test_unfinished_messages_of_streams_keep_to_limit(
     rise = memory_kib(adapter, "VmHWM") - before
     assert rise < 110 * 1024
     ended = [call for call in calls if call.done()]
-    assert {call.result() for call in ended} == {"RESOURCE_EXHAUSTED", "INVALID_ARGUMENT"}
+    assert {call.result() for call in ended} <= {"RESOURCE_EXHAUSTED", "INVALID_ARGUMENT"}
     for call in calls:
         call.cancel()
     await asyncio.gather(*calls, return_exceptions=True)
