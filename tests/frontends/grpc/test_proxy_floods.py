@@ -246,7 +246,8 @@ async def test_a_stream_of_small_messages_is_no_flood(proxy, channel):
     messages = [request_of("m", float(number)) for number in range(500)]
     answers = [answer async for answer in channel.stream_stream(STREAM)(iter(messages))]
     assert len(answers) == len(messages)
-    assert proxy.session.glitches < len(messages)
+    # each costs 4 as it comes, most of which its answer gives back
+    assert proxy.session.glitches < 2 * len(messages)
 
 
 async def test_an_idle_client_may_ping_for_ever(proxy, wire):

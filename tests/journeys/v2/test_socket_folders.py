@@ -2,7 +2,7 @@
 
 import signal
 import tempfile
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -43,7 +43,10 @@ def test_only_killed_adapters_socket_folders_are_removed(tmp_path_factory):
 
 def socket_folder(adapter: RunningAdapter) -> Path:
     """The folder of the socket that it listens at, as the kernel tells."""
-    own = {str(fd.readlink()) for fd in Path(f"/proc/{adapter.process.pid}/fd").iterdir()}
+    own = set()
+    for descriptor in Path(f"/proc/{adapter.process.pid}/fd").iterdir():
+        with suppress(FileNotFoundError):  # closed meanwhile
+            own.add(str(descriptor.readlink()))
     listed = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()]
     [path] = {
         line[7]
