@@ -105,9 +105,13 @@ class _Model:
         return () if self.config is None else tuple(each.name for each in self.config.output)
 
 
-def inspect(source: ModelSource, path: Path, roots: Sequence[str]) -> Package:
-    """Return what a load needs to know of the package at `path`, a real path within one of `roots`,
-    real paths as well.
+def inspect(
+    source: ModelSource,
+    path: Path,
+    roots: Sequence[str],  # real paths, one of which holds `path`
+    schema_roots: Sequence[str] = (),  # where a schema that the load names may be as well
+) -> Package:
+    """Return what a load needs to know of the package at `path`, a real path.
 
     Raises InvalidModel for any fault. Weights are not read.
     """
@@ -118,7 +122,8 @@ def inspect(source: ModelSource, path: Path, roots: Sequence[str]) -> Package:
             source = replace(source, entry=path.name)
             path = path.parent
         contents = Contents(str(path), roots, only=members)
-        schema = _read_schema(source, path, contents, inside)
+        schema_inside = Inside([*roots, *schema_roots]) if source.schema else inside
+        schema = _read_schema(source, path, contents, schema_inside)
         models = _inspect_models(source, path, contents, schema, inside)
         declared = _sum_declared_bytes(source, models)
     except OSError as error:

@@ -206,7 +206,7 @@ class Packages:
             return text.replace(str(path), known_as).replace(UNPACKED, Path(known_as).name)
 
         try:
-            package = inspect(source, path, roots)
+            package = inspect(source, path, roots, self._roots)
             refuse_missing_backends(package, self._backends())
         except InvalidModel as error:
             error.args = (for_caller(str(error)),)

@@ -339,6 +339,18 @@ def package_with(folder, content):
     return folder
 
 
+async def test_schema_may_lie_beside_an_archive(packages, root, repository):
+    """ModelMesh's puller puts the schema of a model next to its archive."""
+    config = 'backend: "python"'
+    folder = make(root / "unpacked" / "m", config)
+    archive = shutil.make_archive(str(root / "m"), "tar", folder.parent)
+    schema = root / "schema.json"
+    tensor = {"name": "IN", "datatype": "FP32", "shape": [2]}
+    schema.write_text(json.dumps({"inputs": [tensor], "outputs": []}))
+    await place(packages, "a", archive, schema=str(schema))
+    assert 'name: "IN"' in (repository / "a" / "config.pbtxt").read_text()
+
+
 @pytest.mark.parametrize("staging", ["symlink", "hardlink", "copy"])
 async def test_folder_beside_models_is_beside_them_in_triton(root, repository, staging):
     """Python code finds it from its own folder, as `../common`."""
