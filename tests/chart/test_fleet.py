@@ -308,6 +308,20 @@ def test_the_behaviour_that_is_given_is_taken(scaler):
     assert found == given
 
 
+@pytest.mark.parametrize("metric", ["evictions", "no_room"])
+def test_one_metric_of_memory_scales_alone(metric):
+    values = values_of("fleet")
+    hpa = values["autoscaling"]["hpa"]
+    asked = {"evictions": 0, "no_room": 0} | {metric: 0.5}
+    hpa.update(requestsInFlight=0, cpuPercent=0, metrics=[])
+    hpa.update(evictionsPerSecond=asked["evictions"], noRoomPerSecond=asked["no_room"])
+
+    metrics = only("HorizontalPodAutoscaler", values)["spec"]["metrics"]
+
+    names = [each["pods"]["metric"]["name"] for each in metrics]
+    assert names == [f"triton_adapter_endpoint_{metric}_per_second"]
+
+
 def rules_of_prometheus_adapter() -> dict[str, dict[str, Any]]:
     path = ROOT / "deploy" / "monitoring" / "prometheus-adapter.yaml"
     custom = yaml.safe_load(path.read_text())["rules"]["custom"]

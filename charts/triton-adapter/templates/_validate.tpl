@@ -267,8 +267,8 @@
 {{- if and $hpa.enabled $keda.enabled -}}
 {{- fail "autoscaling: hpa.enabled and keda.enabled are both true; enable one of them" -}}
 {{- end -}}
-{{- if and $hpa.enabled (not (or $hpa.requestsInFlight $hpa.cpuPercent $hpa.metrics)) -}}
-{{- fail "autoscaling.hpa: needs requestsInFlight, cpuPercent or metrics" -}}
+{{- if and $hpa.enabled (not (or $hpa.requestsInFlight $hpa.cpuPercent $hpa.evictionsPerSecond $hpa.noRoomPerSecond $hpa.metrics)) -}}
+{{- fail "autoscaling.hpa: needs requestsInFlight, cpuPercent, evictionsPerSecond, noRoomPerSecond or metrics" -}}
 {{- end -}}
 {{- if and $keda.enabled (not $keda.serverAddress) -}}
 {{- fail "autoscaling.keda.serverAddress: needs the URL of Prometheus" -}}
