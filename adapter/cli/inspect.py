@@ -63,7 +63,9 @@ _ROLES = {
 }
 _PYTHON_CLASS = "TritonPythonModel"
 _MAX_CODE_BYTES = 2**22
-_TRITON_MODULES = frozenset({"triton_python_backend_utils", "c_python_backend_utils"})
+_TRITON_MODULES = frozenset(
+    {"triton_python_backend_utils", "c_python_backend_utils", "__main__"}  # a stub's own
+)
 
 Report = dict[str, Any]  # as --json prints it
 

@@ -334,7 +334,7 @@ def test_imports_missing_in_tritons_python_are_warned_of(inspect, packages):
     folder = write_python_model(packages / "m")
     (folder / "1" / "model.py").write_text(
         "import json, nothing_there.is_it\nfrom neither_there import x\n"
-        "import numpy as np\nimport triton_python_backend_utils\n"
+        "import numpy as np\nimport triton_python_backend_utils, __main__\n"
         "from . import mine\nimport beside, above\n"
         "try:\n    import maybe_there\nexcept ImportError:\n    pass\n"
         "class TritonPythonModel:\n    def execute(self, requests):\n        import later\n"
