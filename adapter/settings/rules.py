@@ -12,6 +12,7 @@ EXTERNAL_REPOSITORY = Path("/models/_triton_models")
 
 # Options that the adapter itself gives to an embedded tritonserver, and what decides their values.
 # tritonserver takes the last of two, and the adapter would look for it at the address of the first.
+# The last option is one that the adapter does not give: with it packages bring unchecked configs.
 _DECIDED_OPTIONS = {
     "--http-address": "triton_http decides",
     "--http-port": "triton_http decides",
@@ -26,6 +27,7 @@ _DECIDED_OPTIONS = {
     "--http-max-input-size": "max_body_bytes decides",
     "--grpc-max-response-pool-size": "the adapter sets",
     "--allow-client-shm": "passthrough decides",
+    "--model-config-name": "leaves files to Triton that the adapter has not checked",
 }
 # Notebooks of SageMaker repeat values that the adapter sets anyway.
 _REPEATABLE = frozenset({"--strict-readiness=false", "--model-control-mode=explicit"})

@@ -394,6 +394,7 @@ class TestProblems:
             ("--http-max-input-size", "max_body_bytes decides"),
             ("--grpc-max-response-pool-size", "the adapter sets"),
             ("--allow-client-shm", "passthrough decides"),
+            ("--model-config-name", "leaves files to Triton that the adapter has not checked"),
         ],
     )
     @pytest.mark.parametrize("spelling", ["{}=9", "{} 9"])
