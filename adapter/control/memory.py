@@ -5,8 +5,12 @@ This module asks for it again whenever something has changed, and does what it s
 or refuse.
 
 Loads are admitted in order of arrival, as far as they need the same devices: one that waits for
-memory is not overtaken by a smaller one. Whoever waits here holds no lock of a model that may be
-evicted for others, unless the eviction ends what he does (`Eviction`).
+memory is not overtaken by a smaller one. The exception is an update beside its old version, which
+takes what is free now: the old version's memory comes back soon, and in its place the new one would
+leave the model without a version that serves.
+
+Whoever waits here holds no lock of a model that may be evicted for others, unless the eviction ends
+what he does (`Eviction`).
 """
 
 import asyncio
