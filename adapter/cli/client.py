@@ -226,12 +226,16 @@ _HINTS = {
     "StoreDenied": "see docs/stores.md#credentials",
     "StoreUnavailable": "see docs/stores.md#when-something-is-wrong",
     "TooManyConnections": _LATER,
-    "Unauthenticated": TOKEN_HINT,
 }
-# By words of the reason, for codes with several causes.
+_UNKNOWN_PATH = "unknown path"  # in the reason of a listener that does not serve the call
+# By words of the reason, for codes with several causes and for errors without a code.
 _HINTS_BY_WORDS = {
     "only signed calls of the endpoint reach models": (
         f"{TOKEN_HINT}; without a control_token use a unix socket or signed calls"
+    ),
+    "see docs/security.md#the-control-token": TOKEN_HINT,
+    "is loaded, and no store has it": (
+        f"`{PROG} list` has the models of the stores, `{PROG} ps` those that are loaded"
     ),
     "Triton itself lacks this backend": (
         "Triton's log says where it looked; the package may be fine"
@@ -263,7 +267,7 @@ def show_failure(answer: Answer, target: Target, *, as_json: bool, hint: str = "
     lines = [f"{title}: " + "\n  ".join(map(escape, reason.strip().splitlines()))]
     if "needed_bytes" in figures:
         lines += format_columns(_list_figures(figures))
-    hint = hint or _find_hint(code, reason, target)
+    hint = hint or _find_hint(code, answer.reason(), target)
     if hint:
         lines.append(escape(f"  {hint}"))
     for line in lines:
@@ -276,7 +280,11 @@ def _find_hint(code: str, reason: str, target: Target) -> str:
     for words, hint in _HINTS_BY_WORDS.items():
         if words in reason:
             return hint
-    return _HINTS.get(code, "") if code else _describe_stranger(target)
+    # errors of the listener `admin` have a reason, those of `http` a code as well
+    evidence = reason if target.listener == "admin" else code
+    if _UNKNOWN_PATH in reason or not evidence:
+        return _describe_stranger(target)
+    return _HINTS.get(code, "")
 
 
 def _describe_stranger(target: Target) -> str:

@@ -54,7 +54,6 @@ _MAX_FAILURE_AGE_SECONDS = 600.0  # in the table; --json has them all
 # The newest of these is always listed, even if other failures are newer.
 _MEMORY_CODES = frozenset({"InsufficientMemory", "OutOfMemory", "ModelTooLarge", "NoRoom"})
 _MAX_AWAITED = 4
-_ADMIN_HINT = "only the admin listener tells this; --admin or --url say where it is"
 _OUTSIDE_ROOTS = "outside the model roots"  # in the reason of a refused load
 # Raised while the admin listener does not say what a model does, or says it as another version.
 _NO_NEWS = (Unreachable, Refused, *FIELD_ERRORS)
@@ -107,7 +106,7 @@ def _ps(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     try:
         print("\n".join(read_lines()))
     except Refused as error:
-        return show_failure(error.answer, target, as_json=args.json, hint=_ADMIN_HINT)
+        return show_failure(error.answer, target, as_json=args.json)
     return 0
 
 
@@ -467,7 +466,7 @@ def _forget(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     path = f"/forget?model_id={quote(args.name, safe='')}"
     answer = ask(target, "POST", path, headers=control_headers(args, environ))
     if not answer.is_ok:
-        return show_failure(answer, target, as_json=args.json, hint="")
+        return show_failure(answer, target, as_json=args.json)
     forgotten = answer.json()
     with explain_odd_answer(target):
         text = f"{args.name}: forgot {_describe_forgotten(forgotten)}"

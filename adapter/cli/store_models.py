@@ -197,8 +197,7 @@ def _show(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     try:
         model = _read(target, {"name": args.name})
     except Refused as error:
-        hint = f"`{PROG} list` has the models of the stores, `{PROG} ps` those that are loaded"
-        return show_failure(error.answer, target, as_json=args.json, hint=hint)
+        return show_failure(error.answer, target, as_json=args.json)
     with explain_odd_answer(target):
         _print_model(_find_http(args, environ), model, as_json=args.json)
     return 0

@@ -123,10 +123,21 @@ def test_nobody_there_is_1_with_a_hint(argv):
     assert "--url" in hint
 
 
-def test_wrong_listener_is_recognized(command, adapter):
-    code, _, err = command("ps", f"--url=http://{adapter.http}")
+@pytest.mark.parametrize("argv", [("ps",), ("list",), ("show", "m"), ("forget", "m")])
+def test_http_listener_is_not_taken_for_admin(command, adapter, argv):
+    code, _, err = command(*argv, f"--url=http://{adapter.http}")
     assert code == 1
-    assert "only the admin listener tells this" in err
+    assert f"http://{adapter.http} is not the listener `admin` of an adapter" in err
+
+
+def test_list_without_store_names_the_setting(command):
+    code, _, err = command("list")
+    assert code == 1
+    assert "set model_store or endpoints" in err
+    assert "is not the listener" not in err
+
+
+def test_wrong_listener_is_recognized(command, adapter):
     code, _, err = command("unload", "m", f"--url=http://{adapter.admin}")
     assert code == 1
     assert f"http://{adapter.admin} is not the listener `http` of an adapter" in err

@@ -100,10 +100,12 @@ def test_forget_refuses_unknown_names_and_callers(adapter):
     code, _, err = forget(adapter, "never-loaded")
     assert code == 1
     assert "404: nothing was learned of model 'never-loaded'" in err
+    assert "is not the listener" not in err
     environ = {"ADAPTER_ADMIN": adapter.admin}
     refused = run("forget", "never-loaded", environ=environ)
     assert refused.returncode == 1
     assert b"401" in refused.stderr
+    assert b"set ADAPTER_CONTROL_TOKEN to it" in refused.stderr
     with Client(adapter.admin) as admin:
         admin.headers = {"Authorization": f"Bearer {_TOKEN}"}
         reply = admin.post("/forget")
