@@ -29,7 +29,7 @@ from adapter.runtime.clock import Changes
 
 log = logging.getLogger(__name__)
 
-_SHOWN = 3
+_MAX_NAMED = 3  # models in a text
 
 
 @dataclass(slots=True, eq=False)
@@ -71,33 +71,32 @@ class Desired:
             self.close()
 
     def _start_missing(self) -> None:
-        for model in self._list_missing():
+        """Start a loop for each missing model that has none. A model that is READY already, such as
+        an adopted one, is noted as loaded instead.
+        """
+        missing: list[WantedModel] = []
+        for model in self.wanted.missing():
+            if self.registry.find_ready(model.model_id) is None:
+                missing.append(model)
+            else:
+                self.wanted.note_loaded(model.model_id)
+        for model in sorted(missing, key=self._rank):
             if model.model_id not in self._loops:
                 self._start(model)
 
     def close(self) -> None:
-        """Stop to begin loads."""
+        """Start no more loads: cancel the loops."""
         for task in self._loops.values():
             task.cancel()
 
-    def _list_missing(self) -> list[WantedModel]:
-        """Return the models to load: suspects of making Triton exit last, and of the others that
-        Triton lost the most recently used first.
-        """
-        missing = [model for model in self.wanted.missing() if self._note_if_ready(model)]
-        return sorted(missing, key=self._rank)
-
     def _rank(self, model: WantedModel) -> tuple[bool, float]:
+        """Return the place of a model in the order of loads: suspects of making Triton exit come
+        last, and of the models that Triton lost the most recently used first.
+        """
         record = self.registry.get(model.model_id)
         is_suspect = model.model_id in self.blame.suspects
-        return is_suspect, -record.usage.used_at if record else 0.0
-
-    def _note_if_ready(self, model: WantedModel) -> bool:
-        """Return whether the model is still to be loaded; an adopted one is not."""
-        if self.registry.find_ready(model.model_id) is None:
-            return True
-        self.wanted.note_loaded(model.model_id)
-        return False
+        used_at = record.usage.used_at if record is not None else 0.0
+        return is_suspect, -used_at
 
     def _start(self, model: WantedModel) -> None:
         task = asyncio.create_task(self._load_until_final(model))
@@ -114,7 +113,7 @@ class Desired:
     # -- the loop ---------------------------------------------------------------------------
 
     async def _load_until_final(self, model: WantedModel) -> None:
-        """Load the model, and again as its failures say."""
+        """Load the model, and try again after each failure that is not final."""
         while self._is_missing(model):
             try:
                 is_loaded = await self._load(model)
@@ -124,7 +123,7 @@ class Desired:
             except AdapterError as error:
                 pause_seconds = self.wanted.note_failure(model, error)
                 if pause_seconds is None:
-                    self._end(model, error)
+                    self._report_final_failure(model, error)
                     return
                 if self.wanted.get(model.model_id) is model:
                     await asyncio.sleep(pause_seconds)
@@ -138,10 +137,10 @@ class Desired:
         return is_wanted and model.state is WantedState.MISSING
 
     async def _load(self, model: WantedModel) -> bool:
-        """Load the model once Triton is up and a slot is free; return whether this was done.
+        """Load the model once Triton is up and a slot is free; return whether it was loaded.
 
-        It is not done for a model that is wanted no more, nor beside an update of the model: that
-        is waited for, and what it fails for is no failure of the model that is wanted.
+        A model that is wanted no more is not loaded. Nor is one that is being updated: the update
+        is waited for, and its failure does not count as a failure of the wanted model.
         """
         await self.status.wait_until_up()
         update = self._find_update(model)
@@ -161,18 +160,21 @@ class Desired:
         return operation if is_update else None
 
     async def _load_now(self, model: WantedModel) -> None:
+        """Load the model; a model of a store that Triton lost then stays until its unload."""
         if isinstance(model.source, ArtifactKey):
             if self.on_demand is not None:
                 await self.on_demand.bring(model.model_id, model.source)
-            if model.reason is WantedReason.LOST:  # a platform had asked for it
+            if model.reason is WantedReason.LOST:  # a platform had asked for the model's load
                 self.models.keep(model.model_id)
             return
         request = LoadRequest(model.source, LoadedFor.PLATFORM, on_exit=OnExit.RELOAD)
         operation = self.models.start_load(model.model_id, request)
         await operation.outcome()
 
-    def _end(self, model: WantedModel, error: AdapterError) -> None:
-        """Say that the model is not tried again, unless it is simply not wanted any more."""
+    def _report_final_failure(self, model: WantedModel, error: AdapterError) -> None:
+        """Log that the model is not tried again; list it for operators if Triton had lost it. Do
+        nothing for a model that is merely not wanted any more.
+        """
         if model.state is not WantedState.REFUSED:
             return
         fields = {"model_id": model.model_id, "reason": str(error)}
@@ -213,9 +215,10 @@ class Desired:
         missing = [model for model in wanted if model.state is WantedState.MISSING]
         if not missing:
             return None
-        unnamed = f" and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else ""
-        names = ", ".join(map(_describe, missing[:_SHOWN]))
-        return f"{len(missing)} of {len(wanted)} models are to be loaded: {names}{unnamed}"
+        unnamed = len(missing) - _MAX_NAMED
+        names = ", ".join(map(_describe, missing[:_MAX_NAMED]))
+        more = f" and {unnamed} more" if unnamed > 0 else ""
+        return f"{len(missing)} of {len(wanted)} models are to be loaded: {names}{more}"
 
     def list_refused(self) -> list[str]:
         """Return which models of the settings are not tried again, and why."""
