@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Protocol
+from typing import Protocol, TypeGuard
 
 from adapter.core.blame import Work
 from adapter.core.model import ModelId
@@ -26,7 +26,7 @@ _SILENT_SECONDS = 2.0
 _EXIT_SECONDS = 10.0
 
 
-def is_exit(error: BaseException | None) -> bool:
+def is_exit(error: BaseException | None) -> TypeGuard[BackendUnavailable]:
     """Return whether Triton broke the call off: it has exited, or cannot be reached."""
     return isinstance(error, BackendUnavailable) and not isinstance(error, Overloaded)
 
@@ -221,7 +221,7 @@ class Lease:
         if error is None:
             usage.answered_at = now
             usage.latencies.append(now - self._started_at)
-        elif is_exit(error):
+        elif is_exit(error) and error.delivered:
             at_work.break_off_request(self.record, self._started_at, now)
         if usage.inferring == 0:
             at_work.end_requests(self.record, now)

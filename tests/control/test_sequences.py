@@ -1559,6 +1559,21 @@ async def test_unloaded_model_is_not_blamed():
 
 
 @played
+async def test_refused_connection_blames_no_model():
+    """Triton was away already: it has not exited over a request that never reached it."""
+    async with Stage({"a": Script()}, is_embedded=False) as stage:
+        await stage.load(A)
+        for _ in range(3):
+            await asyncio.sleep(200)
+            stage.triton.exit()
+            error = await fails(stage.invoke(A), BackendUnavailable)
+            assert isinstance(error, BackendUnavailable)
+            assert not error.delivered
+            await asyncio.sleep(10)
+            assert not stage.models.blame.charges
+
+
+@played
 async def test_wanted_model_returns_from_a_platforms_load():
     """Calls of it wait, as of any model that a setting names."""
     async with Stage({"a": Script(load_seconds=5)}) as stage:
