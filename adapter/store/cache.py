@@ -87,7 +87,7 @@ class ArtifactCache:
         self._unpackings = asyncio.Semaphore(MAX_UNPACKED_AT_ONCE)
         self.packages = StorePackages(self._versions, self._disk)
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._checking: asyncio.Task[NoReturn] | None = None
+        self._checks: list[asyncio.Task[NoReturn]] = []
 
     @property
     def stores(self) -> frozenset[str]:
@@ -138,14 +138,16 @@ class ArtifactCache:
     # -- start and end ----------------------------------------------------------------------
 
     async def open(self, check_seconds: float = 10.0) -> None:
-        """Take over what an earlier run has left on disk, and begin to `check` every so often.
+        """Take over what an earlier run has left on disk, and begin to check folder and stores
+        every so often, each by itself: one of them may be on a disk that hangs.
 
         Raises InvalidSettings if the folder cannot be used, or is in use by another process.
         """
         await self._disk.adopt(await CACHE.run(self._folder.open))
         self._note_full(None)
-        work = background.forever(self.check, seconds=check_seconds)
-        self._checking = background.begin("stores", work)
+        for check in (self.check, *(each.check_again for each in self._versions.values())):
+            work = background.forever(check, seconds=check_seconds)
+            self._checks.append(background.begin("stores", work))
         use = self._disk.use()
         log.info(
             "artifact.cache_opened",
@@ -160,16 +162,14 @@ class ArtifactCache:
 
     async def close(self) -> None:
         """End what goes on in the background, and give the folder back."""
-        if self._checking is not None:
-            background.end(self._checking)
-            await asyncio.wait({self._checking})
+        for task in self._checks:
+            background.end(task)
+        await asyncio.gather(*self._checks, return_exceptions=True)
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await CACHE.run(self._folder.close)
 
     async def check(self) -> None:
-        """Check that the folder is still ours and what its disk has free, and the stores that were
-        not checked yet or could not be used then.
-        """
+        """Check that the folder is still ours, and what its disk has free."""
         known = self._folder.lost_reason
         reason = await CACHE.run(self._folder.refresh)
         if reason is not None and reason != known:
@@ -178,12 +178,6 @@ class ArtifactCache:
         with suppress(OSError):
             await self._disk.refresh()
             self._note_full(full_reason)
-        unknown = (
-            each
-            for each in self._versions.values()
-            if each.unreachable_reason or not each.is_checked
-        )
-        await asyncio.gather(*(each.check() for each in unknown))
 
     def _note_full(self, known: str | None) -> None:
         """Report that the disk is full, or has room again, where `known` was so before."""

@@ -16,6 +16,9 @@ from adapter.store.refusals import OF_KEYS, Refusals
 
 log = logging.getLogger(__name__)
 
+# A store that has been silent for so long is reported; a bucket has time limits of its own.
+_SILENT_SECONDS = 60.0
+
 SUFFIXES = (".tar.gz", ".tgz", ".tar", ".zip")
 
 
@@ -54,19 +57,39 @@ class StoreVersions:
         self.is_checked = False
         self._refusals = Refusals(OF_KEYS)
 
+    async def check_again(self) -> None:
+        """Check the store unless it could be used when it was last asked."""
+        if self.unreachable_reason or not self.is_checked:
+            await self.check()
+
     async def check(self) -> None:
-        """Note whether the store can be used, and log why not, once for each reason."""
-        known = self.unreachable_reason
+        """Note whether the store can be used, and log why not, once for each reason.
+
+        A folder on a disk that hangs is waited for: each try would take one more thread for ever.
+        """
+        checking = asyncio.ensure_future(self.store.check())
         try:
-            await self.store.check()
+            await asyncio.wait({checking}, timeout=_SILENT_SECONDS)
+            if not checking.done():
+                reason = f"it has not answered within {_SILENT_SECONDS:g} s"
+                self._report(StoreUnavailable(failed(self.store.location, "", reason)))
+            await checking
         except AdapterError as error:
-            self._note_unreachable(error)
-            if self.unreachable_reason != known:
-                fields = {"store": str(self.store.location), "reason": str(error)}
-                log.warning("artifact.store_unreachable", extra=fields)
+            self._report(error)
         else:
             self.unreachable_reason = None
+        finally:
+            checking.cancel()
+            del checking  # its error refers to this frame
         self.is_checked = True
+
+    def _report(self, error: AdapterError) -> None:
+        """Note that the store cannot be used, and log why unless that was noted before."""
+        known = self.unreachable_reason
+        self._note_unreachable(error)
+        if self.unreachable_reason != known:
+            fields = {"store": str(self.store.location), "reason": str(error)}
+            log.warning("artifact.store_unreachable", extra=fields)
 
     async def ask(self, path: str, *, is_existence_enough: bool = False) -> Version:
         """Return what the store has; with `is_existence_enough` not all objects of a folder.

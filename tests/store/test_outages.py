@@ -14,6 +14,7 @@ from adapter.errors import ArtifactNotFound, NoRoom, StoreUnavailable
 from adapter.packages.unpack import Limits
 from adapter.settings.locations import parse_location
 from adapter.store import cache as cache_module
+from adapter.store import versions as versions_module
 from adapter.store.cache import ArtifactCache
 from adapter.store.cache_folder import CacheFolder
 from adapter.store.disk import Cached
@@ -327,6 +328,23 @@ async def test_absent_store_is_checked_until_it_returns(store, start, caplog):
     checks = store.checks
     await cache.check()
     assert store.checks == checks
+
+
+async def test_silent_store_does_not_stop_other_checks(store, start, monkeypatch, caplog):
+    team = MemoryStore("team")
+    team.is_away = True
+    is_answered = asyncio.Event()
+    monkeypatch.setattr(store, "check", is_answered.wait)
+    monkeypatch.setattr(versions_module, "_SILENT_SECONDS", 0.01)
+    cache = await start(check_seconds=0.001, team=team)
+    await wait_for(lambda: team.checks > 3)
+    await wait_for(lambda: "not answered" in (cache.unreachable_reason or ""))
+    assert cache.unreachable_reason.startswith("store s3://models:")
+    team.is_away = False
+    is_answered.set()
+    await wait_for(lambda: cache.unreachable_reason is None)
+    events = [each.message for each in caplog.records]
+    assert events.count("artifact.store_unreachable") == 2
 
 
 async def wait_for(is_met: Callable[[], bool]) -> None:
