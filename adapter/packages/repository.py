@@ -8,6 +8,7 @@ comes and goes under a hidden name, so under a model's name it has a note at all
 steps are in the entry's note from before they are made until after they are gone.
 """
 
+import errno
 import json
 import os
 import shutil
@@ -18,6 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from adapter.core.byte_sizes import format_size
 from adapter.core.memory import Bytes, Device
 from adapter.core.model import LinkKind, ModelPart, ModelSource, Role
 from adapter.errors import BackendError, InvalidRequest
@@ -30,6 +32,7 @@ from adapter.packages.config_text import (
 )
 from adapter.packages.contents import CONFIG, MARKER, MARKER_DRAFT
 from adapter.packages.roots import Inside, Opened
+from adapter.packages.unpack import CHUNK, RESERVE_BYTES, free_at
 
 Staging = Literal["symlink", "hardlink", "copy"]
 # Triton loads by name, so it never reads these.
@@ -337,7 +340,7 @@ def _show(path: Path, target: str, staging: Staging, inside: Inside) -> None:
         if found.is_folder:
             shown_as.mkdir()
         elif staging == "copy":
-            shutil.copy2(found.by_descriptor, shown_as)
+            _copy(found, shown_as)
         else:
             _hard_link(found, shown_as)
 
@@ -350,7 +353,7 @@ def _place(path: Path, target: str, inside: Inside) -> None:
         try:
             _hard_link(found, path)
         except OSError:
-            shutil.copy2(found.by_descriptor, path)
+            _copy(found, path)
 
 
 def _copy_executable(path: Path, target: str, inside: Inside) -> None:
@@ -358,8 +361,23 @@ def _copy_executable(path: Path, target: str, inside: Inside) -> None:
     and Triton then leaves the owner no other.
     """
     with inside.open_entry(target) as found:
-        shutil.copy2(found.by_descriptor, path)
+        _copy(found, path)
     path.chmod(path.stat().st_mode | stat.S_IRWXU)
+
+
+def _copy(found: Opened, path: Path) -> None:
+    """Copy an opened file. Raise OSError where that would need the last GiB of the disk, whoever
+    else writes to it meanwhile.
+    """
+    with open(found.by_descriptor, "rb") as source, path.open("wb") as copied:  # noqa: PTH123
+        while chunk := source.read(CHUNK):
+            free = free_at(path.parent).bytes
+            if free - len(chunk) < RESERVE_BYTES:
+                kept = f"{format_size(RESERVE_BYTES)} of it are kept for others"
+                reason = f"no room for a copy of {path.name}: {format_size(free)} free, and {kept}"
+                raise OSError(errno.ENOSPC, reason)
+            copied.write(chunk)
+    shutil.copystat(found.by_descriptor, path)
 
 
 def _hard_link(found: Opened, path: Path) -> None:

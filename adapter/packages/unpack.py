@@ -146,7 +146,7 @@ class Unpacking:
         self._disk_bytes += size
         inodes = len(self._kinds)
         if self._room is None:
-            self._refuse_without_room(inodes)
+            self._refuse_without_room(size, inodes)
         elif self._disk_bytes > self._granted_bytes or inodes > self._granted_inodes:
             step = _step(self._disk_bytes, self._granted_bytes, _MAX_ROOM_STEP_BYTES)
             more = _step(inodes, self._granted_inodes, _MAX_ROOM_STEP_INODES)
@@ -154,13 +154,16 @@ class Unpacking:
             self._granted_bytes += step
             self._granted_inodes += more
 
-    def _refuse_without_room(self, inodes: int) -> None:
-        """Raise BackendError if what was counted would leave less than the disk's reserve."""
+    def _refuse_without_room(self, size: int, inodes: int) -> None:
+        """Raise BackendError if what was counted would leave less than the disk's reserve. Others
+        may write to the disk meanwhile: it is asked again for each `size`.
+        """
         free, what = self._free, f"cannot unpack {shown(self._archive)}"
         disk = f"the disk of {shown(self._target)}"
-        if self._disk_bytes > free.bytes - RESERVE_BYTES:
-            room = max(0, free.bytes - RESERVE_BYTES)
-            raise BackendError(f"{what}: {disk} has no more than {room} bytes for it")
+        written = self._disk_bytes - size
+        room = min(free.bytes, free_at(self._target).bytes + written) - RESERVE_BYTES
+        if self._disk_bytes > room:
+            raise BackendError(f"{what}: {disk} has no more than {max(0, room)} bytes for it")
         if free.inodes is not None and inodes > free.inodes - RESERVE_INODES:
             raise BackendError(
                 f"{what}: {inodes} files and folders or more are in it, and {disk} has"

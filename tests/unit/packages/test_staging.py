@@ -17,10 +17,12 @@ import pytest
 
 from adapter.core.model import ModelSource, Placement, TritonName
 from adapter.errors import BackendError, InvalidModel, InvalidRequest
+from adapter.packages import repository as repository_module
 from adapter.packages import staging
 from adapter.packages.contents import MARKER, MARKER_DRAFT
 from adapter.packages.repository import link_tree, ownership_of
 from adapter.packages.staging import Packages
+from adapter.packages.unpack import RESERVE_BYTES, Free
 from tests.packages.staged import (
     CONFIG,
     STAGED_CONFIG,
@@ -45,6 +47,20 @@ def packages(root, repository):
 
 
 # --- place
+
+
+@pytest.mark.parametrize("staging", ["copy", "symlink"])
+async def test_copy_leaves_last_gib_alone(root, repository, monkeypatch, staging):
+    """Refuse also the copy of a stub, which is made beside links."""
+    source = make(root / "m")
+    (source / "triton_python_backend_stub").write_bytes(b"stub")
+    packages = Packages(repository, [root], staging=staging)
+    free = Free(RESERVE_BYTES + 3, None)
+    monkeypatch.setattr(repository_module, "free_at", lambda _: free)
+    with pytest.raises(BackendError, match=r"no room for a copy of \S+: 1\.0 GiB free"):
+        await place(packages, "a", source)
+    await remove(packages, "a")
+    assert tree(repository) == {}
 
 
 async def test_staged_model_is_folder_of_links(packages, root, repository):

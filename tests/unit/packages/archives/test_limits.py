@@ -73,6 +73,13 @@ def test_last_gib_of_disk_is_left_alone(refused, monkeypatch):
     assert "has no more than 4096 bytes for it" in said
 
 
+def test_last_gib_is_left_alone_beside_others(refused, monkeypatch):
+    free = iter([2**40, 2**40])  # at the start, and for the folder entry
+    monkeypatch.setattr(unpack, "free_at", lambda _: Free(next(free, 2**30 + 4095), None))
+    said = refused(PACKERS["m.tar"](["a"], 4097), error=BackendError)
+    assert "has no more than" in said
+
+
 @pytest.mark.parametrize("name", PACKERS)
 def test_last_inodes_of_disk_are_left_alone(refused, monkeypatch, name):
     monkeypatch.setattr(unpack, "free_at", lambda _: Free(2**40, RESERVE_INODES + 3))
