@@ -353,7 +353,7 @@ def _place(path: Path, target: str, inside: Inside) -> None:
         try:
             _hard_link(found, path)
         except OSError:
-            _copy(found, path)
+            shutil.copy2(found.by_descriptor, path)
 
 
 def _copy_executable(path: Path, target: str, inside: Inside) -> None:
@@ -361,13 +361,13 @@ def _copy_executable(path: Path, target: str, inside: Inside) -> None:
     and Triton then leaves the owner no other.
     """
     with inside.open_entry(target) as found:
-        _copy(found, path)
+        shutil.copy2(found.by_descriptor, path)
     path.chmod(path.stat().st_mode | stat.S_IRWXU)
 
 
 def _copy(found: Opened, path: Path) -> None:
-    """Copy an opened file. Raise OSError where that would need the last GiB of the disk, whoever
-    else writes to it meanwhile.
+    """Copy an opened file of a package that is copied whole. Raise OSError where that would need
+    the last GiB of the disk, whoever else writes to it meanwhile.
     """
     with open(found.by_descriptor, "rb") as source, path.open("wb") as copied:  # noqa: PTH123
         while chunk := source.read(CHUNK):

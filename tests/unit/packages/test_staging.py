@@ -49,12 +49,9 @@ def packages(root, repository):
 # --- place
 
 
-@pytest.mark.parametrize("staging", ["copy", "symlink"])
-async def test_copy_leaves_last_gib_alone(root, repository, monkeypatch, staging):
-    """Refuse also the copy of a stub, which is made beside links."""
+async def test_copy_leaves_last_gib_alone(root, repository, monkeypatch):
     source = make(root / "m")
-    (source / "triton_python_backend_stub").write_bytes(b"stub")
-    packages = Packages(repository, [root], staging=staging)
+    packages = Packages(repository, [root], staging="copy")
     free = Free(RESERVE_BYTES + 3, None)
     monkeypatch.setattr(repository_module, "free_at", lambda _: free)
     with pytest.raises(BackendError, match=r"no room for a copy of \S+: 1\.0 GiB free"):
