@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Protocol, TypeGuard
+from weakref import WeakValueDictionary
 
 from adapter.core.blame import Work
 from adapter.core.model import ModelId
@@ -266,7 +267,10 @@ class Leases:
     abandoned: int = 0  # now, also of models that are gone
     # empty but for slow callers: each end of a lease asks
     arriving: dict[ModelRecord, dict[Lease, Callable[[], None]]] = field(default_factory=dict)
-    _waiting: dict[ModelId, Counter[str]] = field(default_factory=dict)
+    # each lives as long as a caller waits, or somebody else refers to it
+    _waiting: WeakValueDictionary[ModelId, Counter[str]] = field(
+        default_factory=WeakValueDictionary
+    )
     _idle_events: dict[ModelRecord, asyncio.Event] = field(default_factory=dict)
 
     def make(self, record: ModelRecord) -> Lease:
@@ -284,7 +288,7 @@ class Leases:
     @contextmanager
     def waiting_for(self, model_id: ModelId, caller: str = "") -> Iterator[None]:
         """Count a caller who waits for the model, so that no eviction comes before the call."""
-        callers = self._waiting.setdefault(model_id, Counter())
+        callers = self.callers_of(model_id)
         callers[caller] += 1
         try:
             yield
@@ -292,8 +296,6 @@ class Leases:
             callers[caller] -= 1
             if not callers[caller]:
                 del callers[caller]
-            if not callers and self._waiting.get(model_id) is callers:
-                del self._waiting[model_id]
 
     @property
     def waiting(self) -> int:
@@ -301,8 +303,8 @@ class Leases:
         return sum(callers.total() for callers in self._waiting.values())
 
     def callers_of(self, model_id: ModelId) -> Counter[str]:
-        """Return who waits for the model; empty if nobody does."""
-        return self._waiting.get(model_id, Counter())
+        """Return who waits for the model, now and later; empty while nobody does."""
+        return self._waiting.setdefault(model_id, Counter())
 
     def count_waiting(self, caller: str) -> int:
         """Return how many calls of this caller wait for models."""

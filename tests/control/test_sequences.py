@@ -1203,6 +1203,25 @@ async def test_calls_load_a_few_models_at_a_time():
 
 
 @played
+async def test_load_keeps_its_turn_for_later_callers():
+    """Its caller leaves and comes again: others who came later must not pass it each time."""
+    names = [ModelId(f"m{number}") for number in range(4)]
+    scripts = {f"{name}@1": Script(50, declared=50, load_seconds=10) for name in (*names, "a")}
+    async with Stage(scripts, stores=StoreSettings(load_concurrency=1)) as stage:
+        first = asyncio.create_task(stage.call(names[0]))
+        await asyncio.sleep(1)
+        impatient = asyncio.create_task(stage.call(A))
+        await asyncio.sleep(2)
+        others = [asyncio.create_task(stage.call(name)) for name in names[1:]]
+        impatient.cancel()
+        await asyncio.sleep(1)
+        await stage.call(A)
+        assert first.done()
+        assert not any(call.done() for call in others)
+        await asyncio.gather(*others)
+
+
+@played
 async def test_update_in_place_takes_no_other_models_name():
     """While its files are read, it is not in the table of models yet."""
     scripts = {"1": Script(600), "2": Script(600, declared=600), "other": Script(100)}
