@@ -345,10 +345,10 @@ class TritonWatcher:
 
     async def _compare_lives(self, life: int) -> None:
         """Find out whether a Triton that answers again has exited meanwhile."""
-        records = [record for record in self.registry.records() if record.state in LOADED]
-        ready = await self.triton.ready()
-        remaining = [record for record in records if record.name in ready]
-        if not remaining:
+        names = {record.name for record in self.registry.records()}
+        # of what was uploaded only ready models are seen
+        present = await self.triton.ready() | await self.triton.present()
+        if names.isdisjoint(present):
             await self._handle_exit()
             self._start_life(life)
             return

@@ -1784,6 +1784,23 @@ async def test_load_without_connection_is_stuck():
 
 
 @played
+async def test_broken_load_shows_that_triton_lives():
+    """Without another model it would count as exited, and the memory of the load as free."""
+    async with Stage({"a": Script(load_seconds=250)}, load_seconds=300, is_embedded=False) as stage:
+        load = asyncio.create_task(stage.load(A))
+        await asyncio.sleep(1)
+        await stage.triton.disconnect(3)
+        await fails(load, BackendUnavailable)
+        assert not stage.models.blame.charges
+        await stage.triton.disconnect(3)
+        await asyncio.sleep(1)
+        [record] = stage.control.registry.records()
+        assert record.state is ModelState.STUCK
+        await asyncio.sleep(200)
+        stage.check()
+
+
+@played
 async def test_external_triton_is_away_for_a_moment():
     async with Stage({"a": Script(), "b": Script()}, is_embedded=False) as stage:
         await stage.load(A)
