@@ -438,8 +438,8 @@ class Models:
         log_fields: Mapping[str, str],
         unload_fields: Mapping[str, str],
     ) -> ModelRecord:
-        """Load the new version in the place of the old one; return its record. If it fails after
-        the old one was unloaded, load that again from its own files, and raise the failure.
+        """Load the new version in the place of the old one; return its record. If it fails and the
+        old one serves no more, load that again from its own files, and raise the failure.
         """
         new.name = self.registry.free_name(new.id)
         aside = await self.packages.keep(old.name) if old.name else ""
@@ -450,9 +450,10 @@ class Models:
         try:
             await self.loader.load_in_place(new, old, LoadTerms(), log_fields, unload_fields)
         except AdapterError as error:
-            is_of_version = not isinstance(error, BackendUnavailable)  # Triton may have exited
+            # Triton may have exited, or be stuck with the old version
+            is_of_version = old.state is None and not isinstance(error, BackendUnavailable)
             again.failed_update = new.files if is_of_version else None
-            if old.state is None and self.status.is_open:
+            if self.registry.get(old.id) is None and self.status.is_open:
                 await self._load_old(old, again, error, log_fields)
             raise
         finally:

@@ -983,6 +983,19 @@ async def test_update_succeeds_though_old_version_hangs():
 
 
 @played
+async def test_old_version_returns_though_it_hangs():
+    """Triton does not release it, and so it is loaded again under another name."""
+    settings = StoreSettings(pin=("a",))  # updated in place
+    async with Stage({"1": Script(300), "2": Script(300)}, stores=settings) as stage:
+        await stage.load(A, "1")
+        stage.triton.unload_seconds = 3000
+        error = await fails(stage.replace(A, "2"), BackendTimeout)
+        assert "loaded again" in str(error)
+        assert await stage.invoke(A) == "1"
+        stage.triton.unload_seconds = 0.2
+
+
+@played
 async def test_update_replaces_a_model_that_dies_meanwhile():
     """The fault that has ended its process may be the one that the new version mends."""
     async with Stage({"1": Script(is_python=True), "2": Script(load_seconds=5)}) as stage:
