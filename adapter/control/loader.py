@@ -290,6 +290,8 @@ class Loader:
             await self._take_own_name(record)
             # the old version may have been called since the load of this one began
             record.usage.used_at = max(record.usage.used_at, old.usage.used_at)
+            if old.loaded_for is LoadedFor.PLATFORM:  # which may have asked for it since
+                record.loaded_for = old.loaded_for
             self.registry.add(record)
             await self._run(record, terms)
             self._serve(record)

@@ -21,7 +21,7 @@ from adapter.core.model import (
     StagedModel,
     TritonName,
 )
-from adapter.core.record import ModelRecord, OnExit
+from adapter.core.record import LoadedFor, ModelRecord, OnExit
 from adapter.core.sizes import UNSEEN
 from adapter.core.states import ModelState
 from adapter.errors import (
@@ -1175,6 +1175,22 @@ async def test_model_that_a_platform_keeps_is_not_updated():
         await fails(stage.load(A), AlreadyLoaded)
         await asyncio.sleep(10)
         assert await stage.call(A) == "a@1"
+
+
+@played
+async def test_model_is_kept_amid_update_in_place():
+    """The platform is told that the model is there, and takes it for loaded from then on."""
+    scripts = {f"a@{version}": Script(600, declared=600, load_seconds=5) for version in (1, 2)}
+    async with Stage(scripts) as stage:
+        await stage.call(A)
+        stage.store.versions["a"] += 1
+        update = asyncio.create_task(stage.update(A))
+        await asyncio.sleep(0.5)
+        await fails(stage.load(A), AlreadyLoaded)
+        await update
+        record = stage.control.registry.serving(A)
+        assert record.source.url == "a@2"
+        assert record.loaded_for is LoadedFor.PLATFORM
 
 
 @played
