@@ -164,7 +164,11 @@ class Models:
         terms = LoadTerms(Purpose.PLANNED if is_planned else Purpose.EXPLICIT)
         on_exit = OnExit.RELOAD if self.wanted.get(model_id) else OnExit.FORGET
         request = LoadRequest(source, terms=terms, on_exit=on_exit, log_fields=log_fields)
-        return await self._wait_for_outcome(self.start_load(model_id, request))
+        operation = self.start_load(model_id, request)
+        record = await self._wait_for_outcome(operation)
+        if record is not operation.record:  # the unload that it waited for was not done
+            raise AlreadyLoaded(f"model {model_id!r} is loaded already", model_id=model_id)
+        return record
 
     def refuse_loaded(self, model_id: ModelId) -> None:
         """Raise AlreadyLoaded if there is the model, or a load of it, and keep it then."""
@@ -225,6 +229,8 @@ class Models:
     async def _load(self, record: ModelRecord, request: LoadRequest) -> ModelRecord:
         ready = self.registry.find_ready(record.id)
         if ready is not None:
+            if request.loaded_for is LoadedFor.PLATFORM:
+                self.keep(record.id)
             return ready
         present = self.registry.get(record.id)
         if present is not None and present.state is ModelState.DEAD:

@@ -1194,6 +1194,32 @@ async def test_model_is_kept_amid_update_in_place():
 
 
 @played
+async def test_load_after_an_eviction_in_vain_is_refused():
+    """A call has kept the model. The platform takes it for loaded from then on."""
+    scripts = {
+        "a@1": Script(300, declared=300),
+        "a@2": Script(300, declared=300, load_seconds=20),
+        "b@1": Script(600, declared=600),
+        "c": Script(),
+    }
+    async with Stage(scripts) as stage:
+        await stage.call(A)
+        await asyncio.sleep(3)
+        stage.store.versions["a"] += 1
+        update = asyncio.create_task(stage.update(A))
+        await asyncio.sleep(5)
+        call_of_b = asyncio.create_task(stage.call(B))
+        await asyncio.sleep(1.5)  # the eviction waits for the undo of the update
+        call = asyncio.create_task(stage.call(A, seconds=60))
+        await asyncio.sleep(0.1)
+        await fails(stage.load(A, "c"), AlreadyLoaded)
+        assert stage.control.registry.serving(A).loaded_for is LoadedFor.PLATFORM
+        await fails(update, UnloadedMeanwhile)
+        assert await call_of_b == "b@1"
+        await call
+
+
+@played
 async def test_store_that_answers_late_updates_no_platform():
     """A platform may ask for the model while the store is asked for its version."""
     settings = StoreSettings(revalidate_seconds=2)
