@@ -56,13 +56,8 @@ class Operation(Generic[T]):
         self.task: asyncio.Task[T] = asyncio.create_task(self._run(work))
 
     async def _run(self, work: Work[T]) -> T:
-        try:
-            async with self._lock:
-                return await work()
-        except asyncio.CancelledError:
-            if self._reason.done():
-                raise self._reason.result() from None
-            raise
+        async with self._lock:
+            return await work()
 
     @property
     def reason(self) -> AdapterError | None:

@@ -114,6 +114,20 @@ def test_load_ended_by_sigterm_leaves_nothing(triton, tmp_path, gate):
         assert [line for line in adapter.lines if line["level"] == "error"] == []
 
 
+def test_load_that_outlasts_a_stop_is_no_bug(triton, tmp_path, gate):
+    """Have an external Triton answer the load only once the adapter has ended."""
+    package = write_python_model(tmp_path / "model", initialize=gate.statements)
+    flags = (f"--model-roots={tmp_path}", "--drain-timeout-seconds=0.5")
+    with beside(triton, *flags) as adapter, background(adapter) as others:
+        asked = others.ask(lambda c: c.load("lasting", package))
+        gate.wait_reached()
+        adapter.process.send_signal(signal.SIGTERM)
+        assert asked.result().status == 503
+        assert adapter.process.wait(30) == 0
+        gate.open()
+        assert [line for line in adapter.lines if line["level"] == "error"] == []
+
+
 @pytest.fixture
 def nobody() -> Iterator[tuple[str, ...]]:
     """Flags of an external Triton at an address where nothing listens."""
