@@ -310,6 +310,8 @@ class Packages:
         folder = os.path.realpath(self._repository / name)
         kept = UNPACKED if is_within(package.root, folder) else ""
         with self._notes:  # two packages may want the same name for a helper
+            # what an earlier try has placed is cleared first, so that its names are free again
+            entry = claim_entry(self._repository, Ownership(name, model_id), keep=kept)
             names = self._choose_names(name, package)
             along = tuple(names[p.own_name] for p in package.parts if p.role is Role.STEP)
             load = tuple(names[p.own_name] for p in package.parts if p.role is not Role.STEP)
@@ -317,9 +319,9 @@ class Packages:
                 part for part in package.neighbours if part.own_name not in names.values()
             ]
             beside = {p.own_name: p for p in neighbours if self._can_stage_beside(name, p.own_name)}
-            # the entry's own folder first: it says which others there will be
+            # the note of the entry says which other folders there will be
             owner = Ownership(name, model_id, load, along, gpu=gpu, beside=tuple(beside))
-            claim_entry(self._repository, owner, keep=kept)
+            claim(entry, owner, keep=kept)
             for other in {*load, *along} - {name}:
                 claim(self._repository / other, Ownership(name, model_id))
             for neighbour in beside:

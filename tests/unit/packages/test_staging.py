@@ -231,6 +231,18 @@ async def test_name_freed_by_removal_has_its_new_owner(packages, root, repositor
     assert {ownership_of(repository / name).owner for name in placement.load} == {"b"}
 
 
+async def test_package_placed_again_keeps_its_names(packages, root, repository):
+    """As after a load that was out of memory: code calls the helper by its own name."""
+    for model in ("main", "helper"):
+        make(root / "a" / model)
+    package = await prepare(packages, "a", root / "a", entry="main")
+    first = await put(packages, "a", package)
+    staged = tree(repository)
+    assert await put(packages, "a", package) == first
+    assert first.load == ("helper", "a")
+    assert tree(repository) == staged
+
+
 # --- other means than links
 
 
