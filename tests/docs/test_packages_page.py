@@ -56,6 +56,29 @@ def test_onnx_is_served_without_its_backend(model_root: Path, package: Path) -> 
     assert pages == ours
 
 
+# A model of opset 17 that answers with its texts: `Identity` of IN [N] as OUT.
+_TEXTS = """
+08083a3f0a130a02494e12034f555422084964656e746974791201675a110a02494e120b0a09080812050a0312014e
+62120a034f5554120b0a09080812050a0312014e42040a001011
+"""
+
+
+def test_onnx_of_texts_is_served_without_backend(model_root: Path, package: Path) -> None:
+    package.mkdir(exist_ok=True)
+    (package / "model.onnx").write_bytes(bytes.fromhex(_TEXTS))
+    shutil.copy(WITHOUT_BACKEND / "onnx_model.py", package / "model.py")
+    texts = ["a", "", "größer"]
+    tensor = {"name": "IN", "datatype": "BYTES", "shape": [3], "data": texts}
+    with (
+        embedded_adapter(f"--model-roots={model_root}") as adapter,
+        closing(adapter.client()) as client,
+    ):
+        put(client, "texts", package)
+        reply = client.post("/models/texts/invoke", {"inputs": [tensor]})
+    assert reply.status == 200, reply.body
+    assert reply.data == texts
+
+
 # The stand-in for joblib, as far as the recipe uses it, and for a model that it loads.
 _JOBLIB = """
 class Sum:
