@@ -34,7 +34,7 @@ from adapter.core import times, versions
 from adapter.core.admission import Purpose
 from adapter.core.artifacts import Artifact, ArtifactKey, CacheUse, FetchProgress
 from adapter.core.memory import total
-from adapter.core.model import ModelSource, Package, TritonName, fresh_name
+from adapter.core.model import ModelSource, Package, Placement, TritonName, fresh_name
 from adapter.core.record import LoadedFor, ModelRecord, Step
 from adapter.core.registry import Registry
 from adapter.core.states import LOADED, ModelEvent, ModelState
@@ -436,8 +436,7 @@ class Loader:
         """Place and load the package once; return the failure, as readings of memory explain it."""
         await self._renew_turn(record)
         note_step(record, Step.FILES)
-        placement = await self.packages.place(record.name, record.id, record.inspected, record.gpu)
-        self.registry.place(record, placement)
+        placement = await self._place(record)
         record.warnings = (*record.inspected.warnings, *placement.warnings)
         await self.slots.acquire(record)
         while not self._has_turn(record):
@@ -463,6 +462,22 @@ class Loader:
         self.at_work.end_load(record)
         self.slots.release(record)
         return None
+
+    async def _place(self, record: ModelRecord) -> Placement:
+        """Place the package in the repository; again if a load that has begun meanwhile has taken
+        the name of one of its models.
+        """
+
+        def is_taken(name: TritonName) -> bool:
+            return self.registry.is_taken(name, record)
+
+        while True:
+            placement = await self.packages.place(
+                record.name, record.id, record.inspected, record.gpu, is_taken=is_taken
+            )
+            if not any(map(is_taken, placement.names)):
+                self.registry.place(record, placement)
+                return placement
 
     async def _renew_turn(self, record: ModelRecord) -> None:
         """Wait for another turn if Triton has exited since the last one. By then the folders of its

@@ -203,7 +203,13 @@ class Packages(Protocol):
         """
 
     async def place(
-        self, name: TritonName, model_id: ModelId, package: Package, gpu: int | None = None
+        self,
+        name: TritonName,
+        model_id: ModelId,
+        package: Package,
+        gpu: int | None = None,
+        *,
+        is_taken: Callable[[TritonName], bool],  # by a model that has no folder yet
     ) -> Placement:
         """Put a prepared package where Triton reads it; return the names of its models."""
 

@@ -131,6 +131,10 @@ class Registry:
         """Return whether no record has this name in Triton."""
         return name not in self._by_name
 
+    def is_taken(self, name: TritonName, record: ModelRecord) -> bool:
+        """Return whether another record than this one has the name in Triton."""
+        return self._by_name.get(name, record) is not record
+
     def free_name(self, model_id: ModelId) -> TritonName:
         """Return a name in Triton that no record has: the model's own, else a numbered one.
 

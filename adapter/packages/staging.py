@@ -60,6 +60,8 @@ _log = logging.getLogger(__name__)
 PARAMETER = "triton_adapter.model."
 _KILL_SECONDS = 5.0  # a process that waits for a disk may not end
 
+IsTaken = Callable[[TritonName], bool]
+
 
 @dataclass(frozen=True, slots=True)
 class _Found:
@@ -135,7 +137,13 @@ class Packages:
         return package.content_key != content_key
 
     async def place(
-        self, name: TritonName, model_id: ModelId, package: Package, gpu: int | None = None
+        self,
+        name: TritonName,
+        model_id: ModelId,
+        package: Package,
+        gpu: int | None = None,
+        *,
+        is_taken: IsTaken = lambda _: False,  # by a model that has no folder yet
     ) -> Placement:
         """Stage every model of the package; `gpu` is the number of the only one that they may use.
 
@@ -145,7 +153,7 @@ class Packages:
         kinds = {link.kind for part in package.parts for link in part.links}
         has_links_alone = self._staging == "symlink" and kinds <= {LinkKind.SHOWN}
         threads = REPOSITORY if has_links_alone else UNPACKS
-        return await threads.run_to_end(self._place, name, model_id, package, gpu)
+        return await threads.run_to_end(self._place, name, model_id, package, gpu, is_taken)
 
     async def confirm(
         self, name: TritonName, source: ModelSource, content_key: str, held: Bytes
@@ -304,7 +312,12 @@ class Packages:
     # -- staging ----------------------------------------------------------------------------
 
     def _place(
-        self, name: TritonName, model_id: ModelId, package: Package, gpu: int | None
+        self,
+        name: TritonName,
+        model_id: ModelId,
+        package: Package,
+        gpu: int | None,
+        is_taken: IsTaken,
     ) -> Placement:
         """Claim the folders of a package's models and neighbours, and fill them, in a thread."""
         folder = os.path.realpath(self._repository / name)
@@ -312,7 +325,7 @@ class Packages:
         with self._notes:  # two packages may want the same name for a helper
             # what an earlier try has placed is cleared first, so that its names are free again
             entry = claim_entry(self._repository, Ownership(name, model_id), keep=kept)
-            names = self._choose_names(name, package)
+            names = self._choose_names(name, package, is_taken)
             along = tuple(names[p.own_name] for p in package.parts if p.role is Role.STEP)
             load = tuple(names[p.own_name] for p in package.parts if p.role is not Role.STEP)
             neighbours = [
@@ -372,6 +385,8 @@ class Packages:
         """Return which model has a name of a package in Triton's repository, or that none can."""
         if not is_safe_name(own_name):
             return "Triton takes no such name"
+        if self._is_free(own_name):
+            return "a model that is being loaded has this name"
         holder = ownership_of(self._repository / own_name)
         if holder is None:
             return "another folder of Triton's repository has this name"
@@ -384,7 +399,9 @@ class Packages:
         known = ownership_of(self._repository / own_name) if is_safe_name(own_name) else None
         return known is not None and known.owner == name and not known.is_model
 
-    def _choose_names(self, name: TritonName, package: Package) -> dict[str, TritonName]:
+    def _choose_names(
+        self, name: TritonName, package: Package, is_taken: IsTaken
+    ) -> dict[str, TritonName]:
         """Return the name in Triton of each model of a package, by its own name. The entry has
         `name`, a helper its own name if that is free, and any other model a made name.
         """
@@ -396,6 +413,7 @@ class Packages:
                 part.role is Role.HELPER
                 and part.own_name not in {name, *names.values()}
                 and self._is_free(part.own_name)
+                and not is_taken(TritonName(part.own_name))
             ):
                 names[part.own_name] = TritonName(part.own_name)
             else:

@@ -478,7 +478,12 @@ class FakePackages:
         return False
 
     async def place(
-        self, name: TritonName, model_id: ModelId, package: Package, gpu: int | None = None
+        self,
+        name: TritonName,
+        model_id: ModelId,
+        package: Package,
+        gpu: int | None = None,
+        **_: object,
     ) -> Placement:
         await asyncio.sleep(0.001)
         assert name in self._prepared, f"{name} is placed without its files"

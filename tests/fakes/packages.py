@@ -2,10 +2,19 @@
 learned of their sizes, without a file.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from adapter.core.memory import Bytes
-from adapter.core.model import ModelId, ModelSource, Package, Placement, StagedModel, TritonName
+from adapter.core.model import (
+    ModelId,
+    ModelSource,
+    Package,
+    Placement,
+    StagedModel,
+    TritonName,
+    private_name,
+)
 from tests.fakes.calls import Calls
 
 
@@ -40,9 +49,17 @@ class FakePackages:
         return source.url != content_key
 
     async def place(
-        self, name: TritonName, model_id: ModelId, package: Package, gpu: int | None = None
+        self,
+        name: TritonName,
+        model_id: ModelId,
+        package: Package,
+        gpu: int | None = None,
+        *,
+        is_taken: Callable[[TritonName], bool] = lambda _: False,
     ) -> Placement:
         placement = self.placements.get(package.root, Placement((name,)))
+        load = (private_name(name, each) if is_taken(each) else each for each in placement.load)
+        placement = replace(placement, load=tuple(load))
         self.folders[name] = StagedModel(name, model_id, placement, gpu=gpu)
         await self._calls.take("place", name)
         return placement

@@ -70,7 +70,7 @@ class SimDisk:
         return spec is None or spec.url != content_key
 
     async def place(
-        self, name: str, model_id: str, package: Package, gpu: int | None = None
+        self, name: str, model_id: str, package: Package, gpu: int | None = None, **_: object
     ) -> Placement:
         spec = self.specs[package.content_key]
         await turns(self._draws.of("disk", "place", name))

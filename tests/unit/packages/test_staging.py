@@ -15,7 +15,7 @@ from typing import ClassVar
 
 import pytest
 
-from adapter.core.model import ModelSource, Placement, TritonName
+from adapter.core.model import ModelId, ModelSource, Placement, TritonName
 from adapter.errors import BackendError, InvalidModel, InvalidRequest
 from adapter.packages import repository as repository_module
 from adapter.packages import staging
@@ -232,7 +232,7 @@ async def test_name_freed_by_removal_has_its_new_owner(packages, root, repositor
 
 
 async def test_package_placed_again_keeps_its_names(packages, root, repository):
-    """As after a load that was out of memory: code calls the helper by its own name."""
+    """Place it as after a load that was out of memory; code calls the helper by its own name."""
     for model in ("main", "helper"):
         make(root / "a" / model)
     package = await prepare(packages, "a", root / "a", entry="main")
@@ -241,6 +241,19 @@ async def test_package_placed_again_keeps_its_names(packages, root, repository):
     assert await put(packages, "a", package) == first
     assert first.load == ("helper", "a")
     assert tree(repository) == staged
+
+
+async def test_helper_gets_no_name_that_is_taken(packages, root):
+    """A model that waits for its load has a name in Triton, and no folder."""
+    for model in ("main", "helper"):
+        make(root / "a" / model)
+    package = await prepare(packages, "a", root / "a", entry="main")
+    placement = await packages.place(
+        TritonName("a"), ModelId("a"), package, is_taken="helper".__eq__
+    )
+    assert placement.load[0].startswith("ta.p.")
+    (warning,) = placement.warnings
+    assert "in Triton: a model that is being loaded has this name; code finds" in warning
 
 
 # --- other means than links
