@@ -33,7 +33,7 @@ class FolderStore:
 
     def __init__(self, location: StoreLocation) -> None:
         self.location = location
-        self._root = os.path.realpath(location.base)
+        self._root = os.path.realpath(os.path.expanduser(location.base))  # noqa: PTH111 - a text
         self._inside = Inside([self._root])
 
     async def stat(self, path: str) -> StoredFile | None:

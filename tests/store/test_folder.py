@@ -147,6 +147,14 @@ async def test_a_link_within_the_store_is_followed(folder, open_cache):
     assert files_of(artifact) == {"config.pbtxt": b"c"}
 
 
+async def test_folder_in_home_is_found(folder, open_cache, monkeypatch):
+    """Expand `~` as cache_dir does: a file of settings is read by no shell."""
+    monkeypatch.setenv("HOME", str(folder.parent))
+    (folder / "a").write_bytes(b"x")
+    artifact, _ = await (await open_cache("~/store")).fetch("a")
+    assert files_of(artifact) == {"": b"x"}
+
+
 async def test_unmounted_store_is_unavailable_not_empty(tmp_path, open_cache):
     cache = await open_cache(tmp_path / "not-mounted")
     with pytest.raises(StoreUnavailable, match="the folder is not there"):
