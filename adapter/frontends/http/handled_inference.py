@@ -203,7 +203,8 @@ class HandledInference:
         headers = list_call_headers(sent_headers, is_rewritten=self._record.is_renamed)
         self._add_length(headers)
         async with self.forward(below_model, headers, await self._read_body()) as answer:
-            return await self._respond(answer, is_v2=True)
+            is_one = below_model.endswith("/generate")
+            return await self._respond(answer, is_v2=True, is_one=is_one)
 
     # -- the request ------------------------------------------------------------------------
 

@@ -18,7 +18,14 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from adapter.relay import frames
 from tests.cases import rows
 from tests.frontends.grpc.proxy_listener import INFER, Wire, frame, head_of, prefixed, wire_to
-from tests.grpc_calls import NO_LIMITS, Calls, calls_to, infer_request, pb
+from tests.grpc_calls import (
+    NO_LIMITS,
+    Calls,
+    calls_to,
+    infer_request,
+    pb,
+    write_decoupled_model,
+)
 from tests.processes import triton_client
 from tests.running import COMPLETE, Client, embedded_adapter
 from tests.trees import infer_body, write_python_model
@@ -391,6 +398,7 @@ ENCODING = "a `grpc-encoding` other than identity, deflate and gzip"
 PINGS = "many pings on a connection where nothing else goes on"
 TOO_LARGE = "a message above the limits [above](#grpc), of 4 MiB and 64 MiB at first"
 FIRST_EVENT = "`generate_stream` that fails before its first event"
+NOT_ONE = "`generate` of a model that does not answer once"
 
 
 def test_health_of_unknown_service(sides):
@@ -479,6 +487,17 @@ def test_a_stream_of_events_that_fails_at_once(sides):
     assert "no luck" in ours.error
     assert "no luck" in json.loads(theirs.body.removeprefix(b"data: "))["error"]
     assert_has_row("REST", FIRST_EVENT, kinds[1], kinds[0])
+
+
+def test_generate_with_several_answers(sides):
+    write_decoupled_model(sides.root / "twice", answer="send(values); send(2 * values)")
+    assert sides.rest[0].post("/v2/repository/models/twice/load", {}).status == 200
+    path = "/v2/models/twice/versions/1/generate"
+    ours, theirs = (side.post(path, {"IN": 1.0}) for side in sides.rest)
+    assert (ours.status, theirs.status) == (400, 200)
+    assert ours.json()["code"] == "InvalidRequest"
+    assert ours.error == theirs.json()["error"]
+    assert_has_row("REST", NOT_ONE, "200", "400")
 
 
 ENSEMBLE = """
