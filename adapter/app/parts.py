@@ -853,7 +853,7 @@ def build_control(
             artifacts=world.artifacts,
             interval_seconds=settings.stores.revalidate_seconds,
         )
-        metrics.endpoint_loaded.set_function(eviction.count)
+        metrics.endpoint_loaded.set_function(eviction.count_loaded_for_calls)
         metrics.endpoint_waiting.set_function(lambda: leases.waiting)
     desired = Desired(
         registry=registry,

@@ -163,7 +163,7 @@ class Desired:
         """Load the model; a model of a store that Triton lost then stays until its unload."""
         if isinstance(model.source, ArtifactKey):
             if self.on_demand is not None:
-                await self.on_demand.bring(model.model_id, model.source)
+                await self.on_demand.load_without_deadline(model.model_id, model.source)
             if model.reason is WantedReason.LOST:  # a platform had asked for the model's load
                 self.models.keep(model.model_id)
             return

@@ -68,10 +68,9 @@ class Lease(Protocol):
         `now` is time.monotonic, if the caller has just read it.
         """
 
-    def arrives(self, refuse: Callable[[], None]) -> None:
-        """Mark the lease as waiting for its caller, who sends the request or takes the answer.
-
-        `refuse` is called when the model is unloaded meanwhile.
+    def on_unload(self, refuse: Callable[[], None]) -> None:
+        """Have `refuse` called if the model is unloaded while the lease waits for its caller, who
+        still sends the request or takes the answer.
         """
 
     def abandon(self) -> None:
@@ -308,7 +307,7 @@ class StoreState(Protocol):
     def evictions(self) -> Mapping[str, int]:
         """Count the models that were evicted, by reason."""
 
-    def waiting_for(self, model_id: ModelId) -> int:
+    def count_waiting(self, model_id: ModelId) -> int:
         """Return how many callers wait for the model."""
 
     def is_pinned(self, model_id: ModelId) -> bool:

@@ -36,7 +36,7 @@ from adapter.runtime import background, clock
 log = logging.getLogger(__name__)
 
 _DISK = "disk"
-_FOR_GOOD = frozenset({RetentionReason.PINNED, RetentionReason.NOT_OURS})
+_NEVER_EVICTED = frozenset({RetentionReason.PINNED, RetentionReason.NOT_OURS})
 
 
 @dataclass(slots=True, eq=False)
@@ -83,7 +83,7 @@ class Eviction:
         return (*(Evictable(candidate.name) for candidate in ordered), *busy)
 
     async def make_room(self, victims: Collection[TritonName], record: ModelRecord) -> bool:
-        """Evict these idle models for a load; return whether any went."""
+        """Evict these idle models for the load of `record`; return whether any was evicted."""
         evictions = [
             self._evict_for(victim, record.id)
             for victim in self._list_loaded()
@@ -93,26 +93,28 @@ class Eviction:
         return any(results)
 
     async def make_room_for_inference(self, error: CapacityError) -> bool:
-        """Evict what an inference needs that ran out of memory; return whether any model went.
+        """Evict idle models for an inference that ran out of memory; return whether any was
+        evicted.
 
-        Words alone evict nothing where memory is measured: the inference must have asked for more
-        than its device has left, or nothing must be free there, and evictions must be enough. What
-        a model says of itself costs no other caller a model that he uses.
+        The text of the error alone evicts nothing where memory is measured: the inference must have
+        asked for more than its device has left, or nothing must be free there, and evictions must
+        be enough. Models that other callers have just used are not evicted for it.
         """
-        asking = ModelId(error.model_id or "")
+        model_id = ModelId(error.model_id or "")
         now = clock.monotonic()
-        record = self.registry.get(asking)
+        record = self.registry.get(model_id)
         callers = list(record.usage.called_at) if record else []
         idle = {
-            model.name: model
-            for model in self._list_loaded()
-            if model.id != asking and self.find_retention_reason(model) is None
+            other.name: other
+            for other in self._list_loaded()
+            if other.id != model_id and self.find_retention_reason(other) is None
         }
-        candidates = [self._describe(model, callers, now) for model in idle.values()]
+        candidates = [self._describe(other, callers, now) for other in idle.values()]
         unshared = [candidate for candidate in candidates if not candidate.is_of_others]
         chosen = self._choose_for_inference(error.figures, unshared)
         victims = [idle[candidate.name] for candidate in chosen]
-        results = await asyncio.gather(*(self._evict_for(victim, asking) for victim in victims))
+        evictions = [self._evict_for(victim, model_id) for victim in victims]
+        results = await asyncio.gather(*evictions)
         return any(results)
 
     def _choose_for_inference(
@@ -122,9 +124,11 @@ class Eviction:
         ledger = self.memory.ledger
         device = next((device for device in ledger.devices if device == figures.device), None)
         if device is None:
-            # nothing is measured: the next try shows how much is missing
-            is_unseen = figures.device is None and not self.memory.readings.has_devices
-            return sort_candidates(candidates, self.policy)[:1] if is_unseen else ()
+            is_measured = figures.device is not None or self.memory.readings.has_devices
+            if is_measured:
+                return ()
+            # evict one model: the next try shows whether that was enough
+            return sort_candidates(candidates, self.policy)[:1]
         book = ledger.devices[device]
         if figures.needed_bytes is None:
             missing_bytes = 1 - ledger.free(device)  # evict one, if nothing is free
@@ -137,7 +141,9 @@ class Eviction:
         return choose_victims(candidates, {device: missing_bytes}, self.policy)
 
     async def _evict_for(self, record: ModelRecord, model_id: ModelId) -> bool:
-        """Evict a model for another one; the policy learns what it was worth."""
+        """Evict a model for the one with this id, and tell the policy what the evicted model was
+        worth. Return whether it was evicted.
+        """
         now = clock.monotonic()
         candidate = self._describe(record, (), now)
         worth = self.policy.worth(candidate)
@@ -153,8 +159,8 @@ class Eviction:
         return is_evicted
 
     async def evict(self, record: ModelRecord, log_fields: Mapping[str, str]) -> bool:
-        """Unload the model if nothing keeps it; return whether it went. An update of it ends: the
-        next call loads the newest version anyway.
+        """Unload the model if nothing keeps it; return whether it was unloaded. An update of the
+        model is ended, as the next call loads the newest version anyway.
         """
         if not self._is_evictable(record):
             return False
@@ -164,11 +170,13 @@ class Eviction:
         work = partial(self._unload_if_idle, record, log_fields)
         try:
             return await self.operations.start(record.id, Kind.UNLOAD, work).outcome()
-        except AdapterError:  # Triton is stuck with it, or the adapter stops: nothing has gone
+        except AdapterError:  # Triton is stuck with the model, or the adapter stops
             return False
 
     async def _unload_if_idle(self, record: ModelRecord, log_fields: Mapping[str, str]) -> bool:
-        """Unload under the model's lock; a call may have come since the model was chosen."""
+        """Unload the model under its lock, unless a call has come since it was chosen. Return
+        whether it was unloaded.
+        """
         if not self._is_evictable(record):
             return False
         await self.unloader.unload(record, log_fields)
@@ -192,9 +200,9 @@ class Eviction:
     async def unload_dead(self) -> None:
         """Unload the models of calls that have lost their process. An update replaces its own."""
         for record in self._list_loaded():
-            is_ours = record.loaded_for is LoadedFor.CALLS
+            is_for_calls = record.loaded_for is LoadedFor.CALLS
             is_dead = record.state is ModelState.DEAD and not record.usage.in_flight
-            if is_ours and is_dead and not self.operations.is_busy(record.id):
+            if is_for_calls and is_dead and not self.operations.is_busy(record.id):
                 await self.evict(record, {"evicted": "died"})
 
     async def unload_idle(self) -> None:
@@ -203,17 +211,18 @@ class Eviction:
         """
         if not self.settings.idle_unload_seconds:
             return
-        before = clock.monotonic() - self.settings.idle_unload_seconds
+        idle_since = clock.monotonic() - self.settings.idle_unload_seconds
         for record in self._list_loaded():
-            is_idle = record.usage.used_at <= before and not self.find_retention_reason(record)
+            is_idle = record.usage.used_at <= idle_since and self._is_evictable(record)
             if is_idle and not self.operations.is_busy(record.id):
                 await self.evict(record, {"evicted": "idle"})
 
     # -- room on disk -----------------------------------------------------------------------
 
     async def unload_one(self, missing_bytes: int) -> bool:
-        """Unload a model so that its files may leave the disk, the least recently used first of
-        those that `missing_bytes` need; return False when none may be unloaded now.
+        """Unload one model, so that its files may be deleted; return False when no model may be
+        unloaded now. Of the models that have to be unloaded for `missing_bytes` on disk the least
+        recently used comes first.
         """
         idle = [
             record for record in self._list_loaded() if self.find_retention_reason(record) is None
@@ -227,23 +236,23 @@ class Eviction:
         return False
 
     @property
-    def can_unload(self) -> bool:
-        """Return whether a model that is busy now may be unloaded later."""
+    def can_unload_later(self) -> bool:
+        """Return whether any model may be unloaded, now or once what keeps it is over."""
         reasons = {self.find_retention_reason(record) for record in self.registry.records()}
-        return bool(reasons - _FOR_GOOD - {RetentionReason.STUCK})
+        return bool(reasons - _NEVER_EVICTED - {RetentionReason.STUCK})
 
-    def bytes_that_stay(self) -> int:
-        """Return what the files of those take on disk that are never unloaded for others."""
+    def unevictable_bytes(self) -> int:
+        """Return the bytes on disk of loaded models that are never unloaded for others."""
         sizes = {
             record.files.folder: record.files.size_bytes
             for record in self._list_loaded()
-            if record.files is not None and self.find_retention_reason(record) in _FOR_GOOD
+            if record.files is not None and self.find_retention_reason(record) in _NEVER_EVICTED
         }
         return sum(sizes.values())
 
     # -- inside -----------------------------------------------------------------------------
 
-    def count(self) -> int:
+    def count_loaded_for_calls(self) -> int:
         """Return how many models are loaded for calls."""
         return sum(record.loaded_for is LoadedFor.CALLS for record in self._list_loaded())
 

@@ -81,8 +81,8 @@ class AtWork:
         """Return what Triton was at when it exited."""
         works = {
             record: work
-            for record, (at, work) in self._broken_off.items()
-            if now - at < _EXIT_SECONDS
+            for record, (ended_at, work) in self._broken_off.items()
+            if now - ended_at < _EXIT_SECONDS
         }
         for record in self.busy_since:
             works.setdefault(record, Work(self._count_busy_seconds(record, now)))
@@ -167,14 +167,15 @@ class Lease:
         if usage.inferring == 1:
             leases.at_work.busy_since[self.record] = usage.used_at
 
-    def arrives(self, refuse: Callable[[], None]) -> None:
-        """Mark the lease as waiting for its caller, who sends the request or takes the answer.
+    def on_unload(self, refuse: Callable[[], None]) -> None:
+        """Have `refuse` called if the model is unloaded while the lease waits for its caller, who
+        still sends the request or takes the answer.
 
-        An unload of the model meanwhile calls `refuse`, at once if the unload waits already. It
-        must do nothing if the lease no longer waits. A later call replaces `refuse`.
+        It is called at once if an unload waits already. It must do nothing if the lease no longer
+        waits for its caller. A later call of this method replaces it.
         """
         if self.state == _HELD:
-            self._leases.note_arriving(self, refuse)
+            self._leases.add_refusal(self, refuse)
 
     def abandon(self) -> None:
         """Note that nobody waits for the answer any more, so that an unload has nobody to refuse:
@@ -185,8 +186,8 @@ class Lease:
             self.state = _ABANDONED
             self._usage.abandoned += 1
             leases.abandoned += 1
-            if leases.arriving:
-                leases.note_arrived(self)
+            if leases.refusals:
+                leases.remove_refusal(self)
 
     def end(
         self, error: BaseException | None = None, now: float | None = None
@@ -202,8 +203,8 @@ class Lease:
             usage.abandoned -= 1
             leases.abandoned -= 1
         self.state = _ENDED
-        if leases.arriving:
-            leases.note_arrived(self)
+        if leases.refusals:
+            leases.remove_refusal(self)
         if usage.unanswerable:  # `Leases.lose` has ended all leases of the model
             usage.unanswerable -= 1
             return error
@@ -265,8 +266,9 @@ class Leases:
     started: int = 0  # ever
     ended: int = 0
     abandoned: int = 0  # now, also of models that are gone
-    # empty but for slow callers: each end of a lease asks
-    arriving: dict[ModelRecord, dict[Lease, Callable[[], None]]] = field(default_factory=dict)
+    # how an unload refuses the requests whose callers are slow. Most are fast, so that this is
+    # empty, which each end of a lease checks
+    refusals: dict[ModelRecord, dict[Lease, Callable[[], None]]] = field(default_factory=dict)
     # each lives as long as a caller waits, or somebody else refers to it
     _waiting: WeakValueDictionary[ModelId, Counter[str]] = field(
         default_factory=WeakValueDictionary
@@ -286,8 +288,10 @@ class Leases:
     # -- callers who wait -------------------------------------------------------------------
 
     @contextmanager
-    def waiting_for(self, model_id: ModelId, caller: str = "") -> Iterator[None]:
-        """Count a caller who waits for the model, so that no eviction comes before the call."""
+    def count_caller(self, model_id: ModelId, caller: str = "") -> Iterator[None]:
+        """Count a caller who waits for the model as long as the block lasts: no eviction takes the
+        model before the caller has its lease.
+        """
         callers = self.callers_of(model_id)
         callers[caller] += 1
         try:
@@ -306,7 +310,7 @@ class Leases:
         """Return who waits for the model, now and later; empty while nobody does."""
         return self._waiting.setdefault(model_id, Counter())
 
-    def count_waiting(self, caller: str) -> int:
+    def count_calls_of(self, caller: str) -> int:
         """Return how many calls of this caller wait for models."""
         return sum(callers[caller] for callers in self._waiting.values())
 
@@ -319,27 +323,29 @@ class Leases:
         if event is not None:
             event.set()
 
-    def note_arriving(self, lease: Lease, refuse: Callable[[], None]) -> None:
-        """Remember how to refuse a request that has not arrived completely."""
-        self.arriving.setdefault(lease.record, {})[lease] = refuse
+    def add_refusal(self, lease: Lease, refuse: Callable[[], None]) -> None:
+        """Remember how to refuse a request that waits for its caller. Refuse it at once if an
+        unload waits for the model's requests already.
+        """
+        self.refusals.setdefault(lease.record, {})[lease] = refuse
         if lease.record in self._idle_events:
             refuse()
 
-    def note_arrived(self, lease: Lease) -> None:
-        """Forget how to refuse a request that has ended."""
-        arriving = self.arriving.get(lease.record)
-        if arriving is None:
+    def remove_refusal(self, lease: Lease) -> None:
+        """Forget how to refuse a request that has ended, or that its caller has abandoned."""
+        of_model = self.refusals.get(lease.record)
+        if of_model is None:
             return
-        arriving.pop(lease, None)
-        if not arriving:
-            del self.arriving[lease.record]
+        of_model.pop(lease, None)
+        if not of_model:
+            del self.refusals[lease.record]
 
     async def wait_until_idle(self, record: ModelRecord, limit_seconds: float) -> bool:
         """Wait for the requests in flight; return whether all have ended.
 
-        Requests that have not arrived completely are refused and not waited for.
+        Requests that wait for their callers are refused first.
         """
-        for refuse in list(self.arriving.get(record, {}).values()):
+        for refuse in list(self.refusals.get(record, {}).values()):
             refuse()
         if record.usage.in_flight == 0:
             return True

@@ -103,7 +103,7 @@ class Models:
         """
         deadline = clock.monotonic() + limit_seconds
         if not self._can_serve(model_id):
-            with self.leases.waiting_for(model_id):
+            with self.leases.count_caller(model_id):
                 await self._wait_until_ready(model_id, deadline)
         return self.lease(model_id)
 

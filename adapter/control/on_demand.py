@@ -96,19 +96,19 @@ class OnDemand:
         """
         lease = self.lease(model_id, key)
         if lease is not None:
-            self._note_caller(lease.record, caller)
+            self._record_caller(lease.record, caller)
             return lease, CacheUse.HIT
         started_at = clock.monotonic()
         self._refuse(model_id, key, caller)
         leave_out()
         try:
-            with self.leases.waiting_for(model_id, caller):
+            with self.leases.count_caller(model_id, caller):
                 deadline = started_at + self.limits.model_wait
                 lease, use = await self._load_and_lease(model_id, key, deadline)
         finally:
             self.metrics.endpoint_wait_seconds.observe(clock.monotonic() - started_at)
         self.metrics.endpoint_requests.labels(use.value).inc()
-        self._note_caller(lease.record, caller)
+        self._record_caller(lease.record, caller)
         return lease, use
 
     async def wait_for_named(self, model_id: ModelId, limit_seconds: float) -> Lease:
@@ -141,14 +141,15 @@ class OnDemand:
         ready = self.registry.find_ready(model_id)
         if is_forced and ready is not None:
             await self.models.update(ready, key)
-        await self.bring(model_id, key)  # also what was evicted before the update began
+        # after an update too: the model may have been evicted before the update began
+        await self.load_without_deadline(model_id, key)
         self.models.keep(model_id)
         return True
 
-    async def bring(self, model_id: ModelId, key: ArtifactKey) -> None:
-        """Have the model loaded, however long it takes.
+    async def load_without_deadline(self, model_id: ModelId, key: ArtifactKey) -> None:
+        """Load the model unless it is loaded, and wait for the load however long it takes.
 
-        No caller waits for the model, so the load takes no caller's place.
+        Whoever waits here does not count among the callers that wait for the model.
         """
         await self._load_and_lease(model_id, key, math.inf)
 
@@ -186,6 +187,9 @@ class OnDemand:
         return next((key for key in keys if key is not None), None)
 
     async def _find_or_refuse(self, model_id: ModelId, error: ModelNotFound) -> ArtifactKey:
+        """Return the key of a model that is asked for by name. If no store has it, raise
+        ArtifactNotFound with the missing key, or `error` for a name that can be no key.
+        """
         key = await self.find(model_id)
         if key is not None:
             return key
@@ -205,11 +209,13 @@ class OnDemand:
         key_in_use = self._find_key_in_use(model_id)
         if key_in_use is not None and key_in_use != key and not is_dead:
             raise _explain_other_key(model_id, key, key_in_use)
-        self._refuse_known(model_id)
+        self._refuse_after_failure(model_id)
         self._refuse_crowd(model_id, caller)
 
-    def _refuse_known(self, model_id: ModelId) -> None:
-        """Raise a failure of the files that was met a moment ago, unless it is tried again."""
+    def _refuse_after_failure(self, model_id: ModelId) -> None:
+        """Raise the failure of the model's files that a load met a moment ago, unless another load
+        of the model is in progress.
+        """
         error, until = self._failures.get(model_id, (None, 0.0))
         if error is None or self.models.is_being_loaded(model_id):
             return
@@ -222,15 +228,15 @@ class OnDemand:
         models, or, half of the latter, of this caller.
         """
         limit = self.settings.max_waiting
-        for_one = self.leases.callers_of(model_id).total()
-        waiting = self.leases.waiting
-        of_caller = self.leases.count_waiting(caller) if caller else 0
-        if for_one >= self.settings.max_waiting_for_one:
-            text = f"{for_one} callers wait for model {model_id!r} already"
-        elif waiting >= limit:
-            text = f"{waiting} callers wait for models already"
-        elif of_caller >= max(1, limit // 2):
-            text = f"{of_caller} calls of this caller wait for models already"
+        count_of_model = self.leases.callers_of(model_id).total()
+        count_of_all = self.leases.waiting
+        count_of_caller = self.leases.count_calls_of(caller) if caller else 0
+        if count_of_model >= self.settings.max_waiting_for_one:
+            text = f"{count_of_model} callers wait for model {model_id!r} already"
+        elif count_of_all >= limit:
+            text = f"{count_of_all} callers wait for models already"
+        elif count_of_caller >= max(1, limit // 2):
+            text = f"{count_of_caller} calls of this caller wait for models already"
         else:
             return
         raise TooManyWaiting(text, model_id=model_id, retry_after_ms=_RETRY_AFTER_MS)
@@ -240,19 +246,24 @@ class OnDemand:
     async def _load_and_lease(
         self, model_id: ModelId, key: ArtifactKey, deadline: float
     ) -> tuple[Lease, CacheUse]:
-        """Load the model, and again if it went meanwhile or Triton exited once."""
+        """Load the model, and return a lease of it and where its files were found. Load it once
+        more if it was unloaded before the lease was made, or if Triton exited once.
+        """
         exits = 0
         while True:
             await self.models.wait_for_exit(model_id)
             operation = self._start_load(model_id, key)
-            if await self._has_update_ended(operation, deadline):
+            is_update = operation.kind is Kind.REPLACE
+            if is_update and await self._wait_for_update(operation, deadline):
                 continue
             try:
-                await self._wait_for(operation, model_id, deadline)
-                # the callers who wait keep the model, so that it is there for all of them
-                return self.models.lease(model_id), self._read_use(operation)
+                await self._wait_for_load(operation, model_id, deadline)
+                # no eviction takes a model that callers wait for, so all of them get their leases
+                lease = self.models.lease(model_id)
+                return lease, self._take_cache_use(operation)
             except ModelNotFound:
-                self._refuse_late(model_id, deadline)  # somebody has unloaded the model
+                # somebody has unloaded the model
+                self._refuse_at_deadline(model_id, deadline)
             except BackendUnavailable as error:
                 exits += 1
                 if not is_exit(error) or not error.delivered or exits > _MAX_EXITS:
@@ -269,17 +280,20 @@ class OnDemand:
         )
         return self.models.start_load(model_id, request)
 
-    async def _has_update_ended(self, operation: Operation[ModelRecord], deadline: float) -> bool:
-        """Wait for an update; return whether it has ended, well or not. If the new version fails,
-        the old one is loaded again and serves the call, which does not get that failure.
+    async def _wait_for_update(self, operation: Operation[ModelRecord], deadline: float) -> bool:
+        """Wait for an update; return whether it came to its end, well or not, by the deadline. If
+        the new version fails, the old one is loaded again and serves the call, which does not get
+        that failure. An update that somebody has ended, as an unload does, has not come to its end.
         """
-        if operation.kind is not Kind.REPLACE:
-            return False
-        return await operation.wait(_count_remaining(deadline)) and operation.reason is None
+        is_over = await operation.wait(_count_remaining(deadline))
+        return is_over and operation.reason is None
 
-    async def _wait_for(
+    async def _wait_for_load(
         self, operation: Operation[ModelRecord], model_id: ModelId, deadline: float
     ) -> None:
+        """Wait for a load. Raise its failure as the call gets it: NoRoom for a model that does not
+        fit, and ModelNotReady at the deadline.
+        """
         try:
             await operation.outcome(_count_remaining(deadline))
         except TimeoutError:
@@ -291,29 +305,35 @@ class OnDemand:
             self.metrics.endpoint_no_room.inc()
             raise refusal from error
         except FILE_ERRORS as error:
-            self._remember(model_id, error)
+            self._remember_failure(model_id, error)
             raise
 
     def _explain_no_room(self, model_id: ModelId, error: CapacityError) -> AdapterError:
         """Return the error for a model that does not fit while no other model can be evicted."""
         has_others = any(record.id != model_id for record in self.registry.records())
         return _explain_no_room(
-            model_id, error, has_others=has_others, may_come=self.eviction.can_unload
+            model_id,
+            error,
+            has_other_models=has_others,
+            can_unload_later=self.eviction.can_unload_later,
         )
 
-    def _remember(self, model_id: ModelId, error: AdapterError) -> None:
-        """Repeat a failure of the files to the callers of the next seconds."""
+    def _remember_failure(self, model_id: ModelId, error: AdapterError) -> None:
+        """Remember a failure of the files, which the callers of the next seconds get as well."""
         while len(self._failures) >= _MAX_FAILURES:
             del self._failures[next(iter(self._failures))]
         self._failures[model_id] = (error, clock.monotonic() + times.FAILURE_SECONDS)
 
-    def _refuse_late(self, model_id: ModelId, deadline: float) -> None:
+    def _refuse_at_deadline(self, model_id: ModelId, deadline: float) -> None:
+        """Raise ModelNotReady once the deadline has passed."""
         if clock.monotonic() >= deadline:
             text = f"model {model_id!r} is not ready yet: try again later"
             raise ModelNotReady(text, model_id=model_id) from None
 
-    def _read_use(self, operation: Operation[ModelRecord]) -> CacheUse:
-        """Return where the files of a load were found, once: to the others it is a hit."""
+    def _take_cache_use(self, operation: Operation[ModelRecord]) -> CacheUse:
+        """Return where the files of a load were found, to the first caller that asks; all further
+        callers of the load count as hits.
+        """
         record = operation.record
         if record is None:
             return CacheUse.HIT
@@ -336,7 +356,8 @@ class OnDemand:
         )
         return ModelNotReady(text, model_id=model_id)
 
-    def _note_caller(self, record: ModelRecord, caller: str) -> None:
+    def _record_caller(self, record: ModelRecord, caller: str) -> None:
+        """Record when a known caller has last called the model."""
         if caller:
             record.usage.called_at[caller] = clock.monotonic()
 
@@ -358,17 +379,17 @@ def _explain_no_room(
     model_id: ModelId,
     error: CapacityError,
     *,
-    has_others: bool,  # other models are loaded
-    may_come: bool,  # some of them stay for now only
+    has_other_models: bool,  # others have a record: they are loaded, or are being loaded
+    can_unload_later: bool,  # some of the others keep their memory for now only
 ) -> AdapterError:
     """Return the error for the calls of a model that does not fit while nothing can be evicted.
 
     A model that runs out of memory with no other model loaded fails by itself: its callers get that
     failure, and are not asked to try again. All of them get the same one, so it is left as it is.
     """
-    if has_others:
+    if has_other_models:
         text = f"{error}; all other models are in use, pinned or loaded explicitly; {_SEE_ROOM}"
-        retry_after_ms = _RETRY_AFTER_MS if may_come else _RETRY_AFTER_LONG_MS
+        retry_after_ms = _RETRY_AFTER_MS if can_unload_later else _RETRY_AFTER_LONG_MS
         return NoRoom(text, model_id=model_id, retry_after_ms=retry_after_ms)
     if isinstance(error, OutOfMemory):
         return error

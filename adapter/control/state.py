@@ -57,7 +57,7 @@ class StoreState:
         """Count the models that were evicted, by reason."""
         return self.journal.evictions
 
-    def waiting_for(self, model_id: ModelId) -> int:
+    def count_waiting(self, model_id: ModelId) -> int:
         """Return how many callers wait for the model."""
         return self.leases.callers_of(model_id).total()
 

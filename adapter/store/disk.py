@@ -76,7 +76,7 @@ class Reservation:
     @property
     def staying_bytes(self) -> int:
         """Return what models take on disk that are never unloaded for it."""
-        return self.models.bytes_that_stay() if self.models is not None else 0
+        return self.models.unevictable_bytes() if self.models is not None else 0
 
     @property
     def unwritten_bytes(self) -> int:
@@ -403,7 +403,7 @@ class Disk:
             raise BeginsAgain(shortage)
         others = (each for each in self._reservations if each is not reservation)
         models = reservation.models
-        if not any(each.size_bytes for each in others) and not (models and models.can_unload):
+        if not any(each.size_bytes for each in others) and not (models and models.can_unload_later):
             raise shortage
         await self._pause(reservation, shortage)
 

@@ -111,11 +111,11 @@ class DiskEvictor(Protocol):
         """
 
     @property
-    def can_unload(self) -> bool:
-        """Whether a model that is busy now may be unloaded later."""
+    def can_unload_later(self) -> bool:
+        """Whether any model may be unloaded, now or once what keeps it is over."""
 
-    def bytes_that_stay(self) -> int:
-        """Return what the files of models take on disk that are never unloaded for others."""
+    def unevictable_bytes(self) -> int:
+        """Return the bytes on disk of loaded models that are never unloaded for others."""
 
 
 def failed(location: StoreLocation, path: str, reason: str) -> str:

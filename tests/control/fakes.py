@@ -554,12 +554,12 @@ class FakeStore:
         return Artifact(key, folder, folder, _ARTIFACT_BYTES), use
 
     async def _make_room(self, limit: int, models: DiskEvictor | None) -> None:
-        if models is not None and models.bytes_that_stay() >= limit * _ARTIFACT_BYTES:
+        if models is not None and models.unevictable_bytes() >= limit * _ARTIFACT_BYTES:
             raise NoRoom("all files are of models that stay")
         for _ in range(40):
             if len(+self.kept) < limit:
                 return
-            if models is None or not models.can_unload:
+            if models is None or not models.can_unload_later:
                 break
             if not await models.unload_one(1):
                 await asyncio.sleep(0.25)

@@ -89,11 +89,11 @@ async def test_unload_refuses_what_has_not_arrived():
 
         for lease in (slow, slower, other):
             lease.begin()
-        slow.arrives(partial(refuse, slow))
+        slow.on_unload(partial(refuse, slow))
         unload = asyncio.create_task(stage.models.unload(A))
         await asyncio.sleep(1)
         assert refused == [slow]
-        slower.arrives(partial(refuse, slower))
+        slower.on_unload(partial(refuse, slower))
         assert refused == [slow, slower]
         assert record.usage.in_flight == 1
         other.end()

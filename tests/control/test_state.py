@@ -117,7 +117,7 @@ async def test_store_models_are_shown_from_their_fetch_on():
         files = stores.files_of(record)
         assert files is not None
         assert (str(files.key), files.is_outdated) == ("a", False)
-        assert (stores.waiting, stores.waiting_for(A)) == (1, 1)
+        assert (stores.waiting, stores.count_waiting(A)) == (1, 1)
         assert stores.files_of(stage.control.registry.serving(B)) is None
         await call
         assert stores.waiting == 0

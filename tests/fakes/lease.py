@@ -29,7 +29,7 @@ class FakeLease:
         self.state = LeaseState.HELD
         self.record.usage.in_flight += 1
 
-    def arrives(self, refuse: Callable[[], None]) -> None:
+    def on_unload(self, refuse: Callable[[], None]) -> None:
         self.refuse = refuse
 
     def abandon(self) -> None:

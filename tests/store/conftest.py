@@ -67,14 +67,14 @@ class TryCache:
 class IdleModels:
     """Models that may be unloaded for a fetch, and never are."""
 
-    can_unload = True
+    can_unload_later = True
     unloads = 0
 
     async def unload_one(self, missing_bytes: int) -> bool:
         self.unloads += 1
         return False
 
-    def bytes_that_stay(self) -> int:
+    def unevictable_bytes(self) -> int:
         return 0
 
 

@@ -149,9 +149,9 @@ async def test_fetch_knows_how_long_it_waited(folder, open_cache):
 
 async def test_nothing_is_evicted_in_vain(models, open_cache):
     class Pinned(IdleModels):
-        can_unload = False
+        can_unload_later = False
 
-        def bytes_that_stay(self) -> int:
+        def unevictable_bytes(self) -> int:
             return 2 * _MIB
 
     cache = await open_cache(models, limit_bytes=int(2.5 * _MIB))

@@ -138,7 +138,7 @@ async def test_room_freed_while_asking_is_taken(tmp_path):
         artifact = disk.add(_NOTE, first)
 
     class Releasing(IdleModels):
-        can_unload = False
+        can_unload_later = False
 
         async def unload_one(self, missing_bytes: int) -> bool:
             disk.unpin(artifact)

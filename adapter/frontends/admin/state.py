@@ -382,7 +382,7 @@ def _shown(stores: StoreState, record: ModelRecord, files: StoreModel) -> dict[s
         "percent": files.progress.percent,
         "done_bytes": files.progress.done_bytes,
         "total_bytes": files.progress.total_bytes,
-        "waiting": stores.waiting_for(record.id),
+        "waiting": stores.count_waiting(record.id),
         "is_pinned": stores.is_pinned(record.id),
         "is_outdated": files.is_outdated,
     }

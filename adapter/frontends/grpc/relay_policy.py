@@ -282,7 +282,7 @@ class _DirectCall(CountedRequest):
 
     def on_unload(self, act: Callable[[], None]) -> None:
         """Run `act` when an unload begins before the call ends."""
-        self._lease.arrives(act)
+        self._lease.on_unload(act)
 
     def check_fields(self, fields: bytes, *, is_whole: bool) -> None:
         """Raise Malformed for a large message whose parameters are forbidden."""

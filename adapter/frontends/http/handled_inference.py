@@ -241,7 +241,7 @@ class HandledInference:
         if request.body is not None:
             return request.body
         if not connection.is_whole:
-            self.lease.arrives(lambda: connection.refuse_body("the model is being unloaded"))
+            self.lease.on_unload(lambda: connection.refuse_body("the model is being unloaded"))
         length = request.content_length
         is_encoded = "Content-Encoding" in request.headers
         if length is None or length > _WHOLE_BYTES or (length and is_encoded):

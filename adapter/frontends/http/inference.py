@@ -155,7 +155,7 @@ class Inference:
         # a request that is refused anyway is refused before its body has come
         if not sends_again and self._find_lease() is None:
             lease = await self._wait_for_lease()
-            lease.arrives(self._refuse_body)
+            lease.on_unload(self._refuse_body)
         connection.send_continue()
         connection.hold_body()
         body = await connection.gather_body()
@@ -278,7 +278,7 @@ class Inference:
             record,
             shares_memory=self._parts.shares_memory,
         )
-        lease.arrives(self._refuse_body)
+        lease.on_unload(self._refuse_body)
         connection.send_continue()
         connection.hold_body()
         upstream = await self._begin_exchange(record)
