@@ -237,10 +237,10 @@ class TritonState(Protocol):
     def note_mesh(self) -> None:
         """Note that a ModelMesh is there, which loads its models again itself."""
 
-    async def is_exit_behind(self, error: BackendUnavailable) -> bool:
-        """Return whether a call failed because Triton has exited, and a platform loads its models.
-
-        Wait until that shows: a process closes its connections before it has ended.
+    async def was_caused_by_exit(self, error: BackendUnavailable) -> bool:
+        """Return whether a call failed because Triton has exited, and a platform has to load the
+        models again. Wait for the exit to show: a process closes its connections before it has
+        ended.
         """
 
     async def wait_until_up(self, deadline: float) -> None:

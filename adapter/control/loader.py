@@ -83,13 +83,13 @@ class StoreFiles:
         self,
         key: ArtifactKey,
         progress: FetchProgress,
-        models: DiskEvictor | None,  # None unloads no model for the room on disk
+        evictor: DiskEvictor | None,  # None unloads no model for room on disk
         callers: Collection[str],
     ) -> tuple[Artifact, CacheUse]:
         """Return the files in the store's version, and where they were; kept until `release`."""
         if self._artifacts is None:
             raise ArtifactNotFound(f"there is no store, and so no {key}")
-        return await self._artifacts.fetch(key, progress, models=models, callers=callers)
+        return await self._artifacts.fetch(key, progress, evictor=evictor, callers=callers)
 
     def retain(self, artifact: Artifact) -> None:
         """Keep files that are on disk for one more `release`."""
@@ -305,12 +305,12 @@ class Loader:
         self.files.release(artifact, idle_seconds=idle_seconds)
 
     async def _prepare(self, record: ModelRecord, evictor: DiskEvictor | None) -> None:
-        """Fetch and inspect the files. Of what serves, only `evictor` unloads anything.
+        """Fetch and inspect the files. `evictor` may unload models for room on disk.
 
-        An update has none: nobody waits for the new version. Its own model could be the victim,
-        and the fetch would wait for itself.
+        An update has no evictor. Nobody waits for the new version, and the model itself could be
+        the victim: the fetch would wait for its own update.
         """
-        if record.files is not None:  # an older version comes back, from its own files
+        if record.files is not None:  # an older version is loaded again, from its own files
             self.files.retain(record.files)
             record.undo.callback(self._release_files, record, record.files)
         elif record.key is not None:
@@ -319,7 +319,7 @@ class Loader:
         package = await self._inspect(record)
         if package.asks_for_cache:
             # Triton finds cached answers by name, version and inputs, and keeps those of models
-            # that are unloaded: such a package gets a name that no model had
+            # that are unloaded: a package with a response cache gets a name that no model had
             await self.packages.remove(record.name)
             self._rename(record, fresh_name(record.id))
             package = await self._inspect(record)
@@ -334,7 +334,7 @@ class Loader:
 
     async def _inspect(self, record: ModelRecord) -> Package:
         """Inspect the package under the record's name, which is cleared by the undo."""
-        # pushed before the act: one that failed or was cancelled may still have done its work
+        # pushed first: a `prepare` that fails or is cancelled may still have made the folder
         record.undo.push_async_callback(remove_folder, self.packages, record.id, record.name)
         return await self.packages.prepare(record.name, record.id, record.source)
 
@@ -406,7 +406,7 @@ class Loader:
     async def _run(self, record: ModelRecord, terms: LoadTerms, *, may_retry: bool = True) -> None:
         """Load into Triton; try once more if the load ran out of memory and there is more."""
         record.undo.callback(self.slots.release, record)
-        error = await self._try(record)
+        error = await self._try_load(record)
         if isinstance(error, OutOfMemory) and may_retry:
             error = await self._retry(record, terms, error)
         if error is not None:
@@ -432,7 +432,7 @@ class Loader:
         size = self.memory.held(record)
         await self.packages.confirm(record.name, record.source, content_key, size)
 
-    async def _try(self, record: ModelRecord) -> AdapterError | None:
+    async def _try_load(self, record: ModelRecord) -> AdapterError | None:
         """Place and load the package once; return the failure, as readings of memory explain it."""
         await self._renew_turn(record)
         note_step(record, Step.FILES)
@@ -454,7 +454,8 @@ class Loader:
             if self.limits.warm_up is not None:
                 await self._warm_up(record, self.limits.warm_up)
         except (InsufficientMemory, ModelTooLarge) as refusal:
-            return refusal.with_traceback(None)  # drop the traceback: its frame refers to it
+            # drop the traceback: its frame refers to the exception
+            return refusal.with_traceback(None)
         except AdapterError as error:
             judged = await self.memory.judge_load(record, error, started_at)
             return judged.with_traceback(None)
@@ -480,20 +481,22 @@ class Loader:
                 return placement
 
     async def _renew_turn(self, record: ModelRecord) -> None:
-        """Wait for another turn if Triton has exited since the last one. By then the folders of its
-        models are gone, and their names are free.
+        """Wait for another turn if Triton has exited since the last one. When that comes, the
+        folders of the models of the earlier Triton are gone, and their names are free.
         """
         while not self._has_turn(record):
             await self._wait_for_turn(record)
 
     def _has_turn(self, record: ModelRecord) -> bool:
-        """Return whether the Triton is up in whose life the model has got its turn."""
+        """Return whether Triton is up, and has not exited since the model got its turn."""
         return self.status.is_up and self.status.life == record.life
 
     async def _retry(
         self, record: ModelRecord, terms: LoadTerms, error: OutOfMemory
     ) -> AdapterError | None:
-        """Load again, with more memory, what Triton has undone."""
+        """Have Triton undo a load that ran out of memory, and load once more with more memory
+        reserved. Return the failure of the second try, or `error` if Triton does not undo the load.
+        """
         call = self._calls.pop(record, None)
         if not await self.unloader.remove_from_triton(record, call=call):
             return error
@@ -504,7 +507,7 @@ class Loader:
         self.journal.metrics.load_retries.inc()
         fields = {"model_id": record.id, "reason": str(error)}
         log.info("model.load_retried", extra=fields)
-        return await self._try(record)
+        return await self._try_load(record)
 
     async def _load_one(self, record: ModelRecord, name: TritonName) -> None:
         """Load one model of the package, and watch its processes and the memory meanwhile."""
@@ -555,8 +558,9 @@ class Loader:
                 )
 
     async def _warm_up(self, record: ModelRecord, limit_seconds: float) -> None:
-        """Warm the entry up. Raises what leaves no model to serve, and a lack of memory. Other
-        failures have a line in the log alone, because the model may not be made for zeros.
+        """Warm the package's entry up by an inference of zeros. Raises the failure if a process of
+        the model, or Triton, has ended by it, or if memory was lacking. Other failures are only
+        logged, because the model may not be made for zeros.
         """
         started_at = clock.monotonic()
         call = asyncio.ensure_future(self.triton.warm_up(record.name, record.id, limit_seconds))
@@ -572,7 +576,7 @@ class Loader:
         except AdapterError as error:
             judged = await self.memory.judge_load(record, error, started_at)
             if is_exit(error) or isinstance(judged, CapacityError | ModelTooLarge):
-                raise  # the load is judged as a whole
+                raise  # `_try_load` judges the load as a whole
             fields = {"model_id": record.id, "reason": str(error)}
             log.warning("model.warm_up_failed", extra=fields)
             return
@@ -601,7 +605,7 @@ class Loader:
         """Return the names of the model's instances that have a live python process; none where
         processes cannot be seen now.
         """
-        with suppress(BackendUnavailable):  # processes cannot be seen now
+        with suppress(BackendUnavailable):
             instances = await self.processes.instances(record.placement.names)
             living = [name for names in instances.values() for name in names if name is not None]
             return frozenset(living)
@@ -609,7 +613,7 @@ class Loader:
 
     def _serve(self, record: ModelRecord) -> None:
         """Let the model take requests."""
-        # the files that came with the request are not kept
+        # drop the files that came with the load request: they may take much memory
         record.source = replace(record.source, files=(), kept="")
         self.registry.apply(record, ModelEvent.LOADED)
         record.usage.used_at = record.usage.used_at or clock.monotonic()
@@ -627,8 +631,8 @@ class Loader:
     async def _recorded(
         self, record: ModelRecord, log_fields: Mapping[str, str]
     ) -> AsyncIterator[None]:
-        """Write the lines of the load in the block, which has to end in time, and is undone if it
-        fails.
+        """Run the load in the block under its time limit. Write its log lines, and undo the load
+        if it fails.
         """
         record.load_started_at = clock.wall()
         url = record.source.shown_url
@@ -656,8 +660,8 @@ class Loader:
 
         A model that comes back after an exit is not suspect: Triton has answered its load once.
         """
-        should_return = self.registry.should_return(record)
-        if should_return or not record.has_warm_up or self.status.server is None:
+        should_reload = self.registry.should_reload(record)
+        if should_reload or not record.has_warm_up or self.status.server is None:
             return False
         works = self.at_work.collect(clock.monotonic())
         return [model_id for model_id, work in works.items() if work.is_load] == [record.id]
@@ -691,18 +695,20 @@ class Loader:
         return BackendTimeout(text, model_id=record.id)
 
     async def _undo(self, record: ModelRecord, error: BaseException) -> None:
-        """Take down what the load has left. The record ends up absent, LOST or STUCK."""
+        """Undo what a failed load has done, in Triton and outside. The record ends up absent, LOST
+        or STUCK.
+        """
         note_step(record, Step.UNDOING)
         call = self._calls.pop(record, None)
-        is_memory = self.memory.was_short(error)
+        is_out_of_memory = self.memory.is_out_of_memory(error)
         has_exited = is_exit(error)
         if record.state is ModelState.LOADING and not has_exited:
             self.at_work.end_load(record)
-            await self.unloader.undo_load(record, call, is_memory=is_memory)
+            await self.unloader.undo_load(record, call, is_out_of_memory=is_out_of_memory)
             return
         if record.state is ModelState.LOADING:
             self.at_work.break_off_load(record, clock.monotonic())
-            # only the connection may have been lost: then Triton still has it
+            # only the connection may have been lost: then Triton still has the model
             if not await self.unloader.remove_from_triton(record):
                 self.registry.apply(record, ModelEvent.LOAD_FAILED)
                 await self.unloader.give_up(record)
@@ -715,7 +721,7 @@ class Loader:
     def _choose_event(self, record: ModelRecord, *, has_exited: bool) -> ModelEvent:
         """Return the event that follows from a failed load, for the state of the model."""
         is_wanted = self.wanted.get(record.id) is not None
-        if has_exited and is_wanted and self.registry.should_return(record):
+        if has_exited and is_wanted and self.registry.should_reload(record):
             log.warning("model.return_broken_off", extra={"model_id": record.id})
             return ModelEvent.LOST
         is_loading = record.state is ModelState.LOADING

@@ -38,8 +38,8 @@ from adapter.core.evidence import (
     Judgement,
     Outcome,
     Scene,
+    can_concern,
     is_refuted,
-    is_seen,
     judge_inference,
     judge_load,
 )
@@ -68,7 +68,9 @@ from adapter.telemetry.metrics import Metrics
 
 log = logging.getLogger(__name__)
 
-_LOOK_SECONDS = times.POLL_SECONDS / 20
+# Between two decisions about a load that waits: under traffic models become idle thousands of times
+# in a second, and each time the load could be decided on anew.
+_MIN_PAUSE_SECONDS = times.POLL_SECONDS / 20
 # Triton's report of a model differs from readings if it does so by a tenth, of at least 40 MiB:
 # readings vary by some MiB from one moment to the next.
 _ODD_SHARE = 0.1
@@ -132,13 +134,15 @@ class Memory:
             self._queue_changes.notify()
 
     def try_reserve(self, record: ModelRecord, terms: LoadTerms) -> bool:
-        """Reserve what the load needs if that is free now; evict nothing for it."""
+        """Reserve what the load needs if that is free now; return whether it was. Evict nothing for
+        it.
+        """
         now = clock.monotonic()
         request = MemoryRequest(terms.purpose, started_at=now, deadline=now)
         decision = self._decide(record, terms, request, now)
         if decision.answer is not Answer.ADMIT:
             return False
-        self._begin(record, decision)
+        self._reserve_admitted(record, decision)
         return True
 
     async def reserve_again(
@@ -148,9 +152,9 @@ class Memory:
 
         Raises `error` if it cannot have more, and ModelTooLarge if unloads cannot change that.
         """
-        is_short = self.was_short(error)
-        self.ledger.fail_load(record.name, clock.monotonic(), is_memory=is_short)
-        record.gpu = None  # another one may have more
+        is_out_of_memory = self.is_out_of_memory(error)
+        self.ledger.fail_load(record.name, clock.monotonic(), is_out_of_memory=is_out_of_memory)
+        record.gpu = None  # another GPU may have more memory
         try:
             await self.reserve(record, terms, evictor)
         except ModelTooLarge as refusal:
@@ -165,12 +169,12 @@ class Memory:
         except InsufficientMemory:
             raise error from None
 
-    def was_short(self, error: BaseException) -> bool:
-        """Return whether a load failed for lack of memory that the ledger has. A GPU that is not
-        seen is not in the ledger.
+    def is_out_of_memory(self, error: BaseException) -> bool:
+        """Return whether a load failed for lack of memory on a device that the ledger accounts for.
+        Of a GPU that the adapter cannot see the ledger learns nothing.
         """
-        is_memory = isinstance(error, OutOfMemory | ModelTooLarge | InsufficientMemory)
-        return is_memory and is_seen(str(error), self.ledger.devices)
+        is_about_memory = isinstance(error, OutOfMemory | ModelTooLarge | InsufficientMemory)
+        return is_about_memory and can_concern(str(error), self.ledger.devices)
 
     def has_room_beside(self, record: ModelRecord) -> bool:
         """Return whether another model of the size of this loaded one would fit."""
@@ -183,7 +187,7 @@ class Memory:
     def need_of(self, record: ModelRecord, terms: LoadTerms) -> Need:
         """Return what the load of an inspected package needs."""
         return self.ledger.need_of(
-            record.inspected, guess_limit_bytes=self._limit_guess(terms.purpose)
+            record.inspected, guess_limit_bytes=self._find_guess_limit(terms.purpose)
         )
 
     async def settle(self, record: ModelRecord, reported: Bytes) -> None:
@@ -218,7 +222,9 @@ class Memory:
             await self.readings.read()
 
     def book_late(self) -> list[ModelRecord]:
-        """Book the models whose memory readings show only now; return them."""
+        """Book the models that serve already and whose memory a reading shows only now; return
+        them.
+        """
         records = [record for record in self._unbooked if self.ledger.can_settle(record.name)]
         for record in records:
             self._book_at_once(record)
@@ -242,30 +248,32 @@ class Memory:
         return self.ledger.models.get(record.name) or self.ledger.stuck.get(record.name, NO_BYTES)
 
     def begin_unload(self, record: ModelRecord) -> Leaving:
-        """Expect the memory of a loaded model back; nothing if Triton has exited with it."""
+        """Expect the memory of a loaded model back, and return what is expected: nothing if Triton
+        has exited with the model.
+        """
         self._book_at_once(record)
         if record.name not in self.ledger.models:
             return Leaving(NO_BYTES, NO_BYTES)
         return self.ledger.begin_unload(record.name)
 
-    def strand(self, record: ModelRecord, *, is_memory: bool = False) -> None:
-        """Keep the bytes of what Triton is stuck with, until `release`.
+    def strand(self, record: ModelRecord, *, is_out_of_memory: bool = False) -> None:
+        """Keep the bytes of a load or an unload that Triton is stuck with, until `release`.
 
-        `is_memory` tells that it is a load that has failed for lack of memory.
+        `is_out_of_memory` is True for a load that has failed for lack of memory.
         """
         if record.name in self.ledger.loads or record.name in self.ledger.unloads:
-            self.ledger.strand(record.name, is_memory=is_memory)
+            self.ledger.strand(record.name, is_out_of_memory=is_out_of_memory)
 
-    def release(self, record: ModelRecord, *, is_memory: bool = False) -> None:
+    def release(self, record: ModelRecord, *, is_out_of_memory: bool = False) -> None:
         """Release whatever is reserved or booked for the model, once Triton has unloaded it.
 
-        `is_memory` tells that its load has failed for lack of memory.
+        `is_out_of_memory` is True if its load has failed for lack of memory.
         """
         now = clock.monotonic()
         name = record.name
         self._book_at_once(record)
         if name in self.ledger.loads:
-            self.ledger.fail_load(name, now, is_memory=is_memory)
+            self.ledger.fail_load(name, now, is_out_of_memory=is_out_of_memory)
         if name in self.ledger.models:
             self.ledger.begin_unload(name)
         self.ledger.end_unload(name, now)
@@ -282,9 +290,9 @@ class Memory:
         self.changes.notify()
 
     def map_reports(self, reports: Collection[GpuBytes]) -> Bytes:
-        """Return what Triton reports of a package, by device; nothing unless it tells all.
-
-        Triton does not report python models and those of libtorch.
+        """Return the bytes that Triton reports of a package, by device. Return nothing unless the
+        reports have bytes of each of its models: Triton reports none of python models and of those
+        of libtorch.
         """
         if not reports or not all(any(report.values()) for report in reports):
             return NO_BYTES
@@ -374,7 +382,9 @@ class Memory:
     # -- inside -----------------------------------------------------------------------------
 
     async def _wait_for_memory(self, waiter: _Waiter, evictor: Evictor) -> None:
-        """Ask until the load is admitted; evict and wait as the decisions say."""
+        """Decide about the load until it is admitted; evict and wait as each decision says. Raises
+        the refusal that a decision may be.
+        """
         record = waiter.record
         note_step(record, Step.TURN)
         while True:
@@ -385,38 +395,41 @@ class Memory:
                 continue
             await self.readings.read()
             now = clock.monotonic()
-            decision = self._decide(record, waiter.terms, self._request(waiter, evictor), now)
+            request = self._make_request(waiter, evictor)
+            decision = self._decide(record, waiter.terms, request, now)
             if decision.answer in {Answer.ADMIT, Answer.TRY}:
-                self._begin(record, decision)
+                self._reserve_admitted(record, decision)
                 return
             if decision.answer is Answer.EVICT:
-                # later loads wait from now on: what leaves is meant for this one
+                # later loads wait from now on: the memory of the victims is meant for this one
                 waiter.reason = decision.reason
                 note_step(record, Step.MEMORY)
                 if await evictor.make_room(decision.victims, record):
                     waiter.has_evicted = True
                     continue
             elif decision.answer is Answer.WAIT:
-                self._note_wait(waiter, decision)
+                self._show_wait(waiter, decision)
             else:
-                # a load that gave up its wait may have had enough in the end
+                # only for a load that does not fit: one that has waited too long may fit by now
                 if waiter.has_evicted and decision.reason is Reason.DOES_NOT_FIT:
                     self.ledger.record_futile_eviction(decision.need.package_key, now)
                 raise make_refusal(record.id, decision)
             await self.changes.wait(times.POLL_SECONDS)
-            # under traffic models become idle thousands of times in a second
-            await asyncio.sleep(_LOOK_SECONDS)
+            await asyncio.sleep(_MIN_PAUSE_SECONDS)
 
     def _find_earlier(self, waiter: _Waiter) -> _Waiter | None:
-        """Return a load that came earlier and waits for memory of the same device."""
+        """Return a load that came earlier and waits for memory of the same device; None without
+        one.
+        """
         for earlier in self._queue[: self._queue.index(waiter)]:
             shares_device = any(device in earlier.devices for device in waiter.devices)
-            # a load that waits for another one of unknown need does not wait for memory
+            # a load whose reason is TURN waits for a load of unknown need, and not for memory
             if shares_device and earlier.reason is not Reason.TURN:
                 return earlier
         return None
 
-    def _request(self, waiter: _Waiter, evictor: Evictor) -> MemoryRequest:
+    def _make_request(self, waiter: _Waiter, evictor: Evictor) -> MemoryRequest:
+        """Return what core/admission.py has to know of a load that waits for memory."""
         purpose = waiter.terms.purpose
         is_planned = purpose is Purpose.PLANNED
         return MemoryRequest(
@@ -430,40 +443,46 @@ class Memory:
     def _decide(
         self, record: ModelRecord, terms: LoadTerms, request: MemoryRequest, now: float
     ) -> Decision:
-        gpus = [device for device in self.ledger.devices if self._number(device) is not None]
+        """Return what core/admission.py decides about a load; it chooses the GPU of a package that
+        leaves the choice open, if the setting `places_gpus` is on and there are several.
+        """
+        gpus = [device for device in self.ledger.devices if self._find_number(device) is not None]
         has_choice = self.settings.places_gpus and len(gpus) > 1
         if has_choice and record.inspected.leaves_gpu_open:
-            guess_limit_bytes = self._limit_guess(terms.purpose)
+            guess_limit_bytes = self._find_guess_limit(terms.purpose)
             needs = {
                 device: self.ledger.need_of(
                     record.inspected, device=device, guess_limit_bytes=guess_limit_bytes
                 )
                 for device in gpus
             }
-            former = next((gpu for gpu in gpus if self._number(gpu) == record.gpu), None)
+            former = next((gpu for gpu in gpus if self._find_number(gpu) == record.gpu), None)
             return decide_place(self.ledger, needs, request, now, former)
         return decide(self.ledger, self.need_of(record, terms), request, now)
 
-    def _number(self, device: Device) -> int | None:
+    def _find_number(self, device: Device) -> int | None:
         """Return CUDA's number of a GPU; None of host memory or if it is unknown."""
         return self.ledger.devices[device].number
 
-    def _limit_guess(self, purpose: Purpose) -> int | None:
+    def _find_guess_limit(self, purpose: Purpose) -> int | None:
+        """Return the most that a guessed need may be; None without a limit."""
         return self.settings.mesh_default_bytes if purpose is Purpose.PLANNED else None
 
-    def _begin(self, record: ModelRecord, decision: Decision) -> None:
-        """Reserve what was admitted. Nothing was awaited since the decision."""
+    def _reserve_admitted(self, record: ModelRecord, decision: Decision) -> None:
+        """Reserve the need of an admitted load. Nothing may be awaited between the decision and
+        this.
+        """
         self.ledger.begin_load(record.name, decision.need)
         record.basis = decision.need.basis
-        figures = self._show(decision.need)
+        figures = self._list_figures(decision.need)
         if decision.device is not None:
-            record.gpu = self._number(decision.device)
+            record.gpu = self._find_number(decision.device)
             log.info("model.placed", extra={"model_id": record.id, "gpu": record.gpu} | figures)
         basis = decision.need.basis.value
         log.debug("model.admitted", extra={"model_id": record.id, "basis": basis} | figures)
 
-    def _note_wait(self, waiter: _Waiter, decision: Decision) -> None:
-        """Show what the load waits for; write each reason to the log once."""
+    def _show_wait(self, waiter: _Waiter, decision: Decision) -> None:
+        """Show in the record what the load waits for, and log each new reason."""
         record = waiter.record
         step = Step.TURN if decision.reason is Reason.TURN else Step.MEMORY
         blockers = self._list_moving()
@@ -478,7 +497,7 @@ class Memory:
             "reason": decision.reason.value,
             "awaits": list(blockers),
         }
-        log.info("model.load_waits", extra=fields | self._show(decision.need))
+        log.info("model.load_waits", extra=fields | self._list_figures(decision.need))
 
     def _list_moving(self) -> tuple[ModelId, ...]:
         """Return the models with a load or an unload that may change what is free."""
@@ -486,8 +505,8 @@ class Memory:
         owners = [self.registry.owner_of(name) for name in names]
         return tuple(dict.fromkeys(owner.id for owner in owners if owner is not None))
 
-    def _show(self, need: Need) -> dict[str, object]:
-        """Return the figures for a line of the log, by device."""
+    def _list_figures(self, need: Need) -> dict[str, object]:
+        """Return the needed and the free bytes of each device, as fields of a log line."""
         return {
             "needed_bytes": dict(need.bytes),
             "free_bytes": {device: max(0, self.ledger.free(device)) for device in need.bytes},

@@ -113,7 +113,7 @@ class Models:
             operation = self.operations.load_of(model_id)
             if operation is not None:
                 await operation.wait(deadline - clock.monotonic())
-            elif self._should_return(model_id):
+            elif self._should_reload(model_id):
                 await self.status.changes.wait(times.POLL_SECONDS)
             else:
                 return
@@ -495,7 +495,7 @@ class Models:
 
     # -- inside -----------------------------------------------------------------------------
 
-    def _should_return(self, model_id: ModelId) -> bool:
+    def _should_reload(self, model_id: ModelId) -> bool:
         """Return whether Triton has exited with the model, which the adapter loads again."""
         ready = self.registry.find_ready(model_id)
         if ready is not None:

@@ -271,7 +271,7 @@ class Artifacts(Protocol):
         key: ArtifactKey,
         progress: FetchProgress,
         *,
-        models: DiskEvictor | None = None,  # unloads models when nothing else may leave the disk
+        evictor: DiskEvictor | None = None,  # unloads models when nothing else may leave the disk
         callers: Collection[str] = (),  # of the model, at any time: fetches alternate among them
     ) -> tuple[Artifact, CacheUse]:
         """Return the artifact from disk (DISK) or from the store (MISS), in the version that the

@@ -29,7 +29,7 @@ from adapter.control.memory import Memory
 from adapter.control.operations import Journal, Kind, Operations, make_drain_refusal
 from adapter.control.ports import Packages, Processes, Server, Triton
 from adapter.control.readings import Readings
-from adapter.control.unloader import Unloader, explain_unreleased, note_killed
+from adapter.control.unloader import Unloader, explain_unreleased, log_killed
 from adapter.core import times
 from adapter.core.blame import Blame, Verdict
 from adapter.core.blame import GivenUp as GivenUpUntil
@@ -64,7 +64,7 @@ _CHECK_SECONDS_PER_MODEL = 0.001
 _LEFTOVERS_SECONDS = 10.0
 # From the first closed connection of a process to its end: it frees gigabytes of GPU memory.
 _END_SECONDS = 5.0
-_MOST_NAMED = 5
+_MAX_NAMED = 5  # models in a text
 
 
 class Phase(Enum):
@@ -141,8 +141,9 @@ class TritonStatus:
         What a call has loaded is loaded again by the next call; files that came with a load request
         are not kept.
         """
-        is_ours = record.loaded_for is LoadedFor.PLATFORM and record.is_source_complete
-        return self.on_exit if is_ours else OnExit.FORGET
+        is_of_platform = record.loaded_for is LoadedFor.PLATFORM
+        can_reload = is_of_platform and record.is_source_complete
+        return self.on_exit if can_reload else OnExit.FORGET
 
     def has_lost(self, record: ModelRecord) -> bool:
         """Return whether Triton has exited with this model, which comes back by a call alone."""
@@ -177,10 +178,12 @@ class TritonStatus:
         self._confirmed_life = life
         self.changes.notify()
 
-    async def is_exit_behind(self, error: BackendUnavailable) -> bool:
-        """Return whether a call failed because Triton has exited, and a platform loads its models.
+    async def was_caused_by_exit(self, error: BackendUnavailable) -> bool:
+        """Return whether a call failed because an embedded Triton has exited, and a platform has to
+        load the models again. Where the adapter loads them again, return False at once.
 
-        Wait until that shows: a process closes its connections before it has ended.
+        Wait for the exit to show, for five seconds at most: a process closes its connections before
+        it has ended.
         """
         is_plain = type(error) is BackendUnavailable  # subclasses do not mean that Triton is down
         if not is_plain or self.server is None or self.on_exit is OnExit.RELOAD:
@@ -330,21 +333,23 @@ class TritonWatcher:
         )
 
     async def follow_life(self) -> None:
-        """Notice that Triton has exited, and wait for the next life."""
+        """Check whether Triton has exited; if so, handle the exit and wait for the next life."""
         if self.status.is_up:
             return
         if self.server is None:
             if self.triton.live:
-                await self._compare_lives(self.status.life or 0)
+                await self._check_for_exit(self.status.life or 0)
             return
-        # one that does not answer may be about to exit: its models are lost once its life has ended
+        # a Triton that does not answer may be about to exit; its models are lost once it has exited
         if self.status.has_exited:
             await self._handle_exit()
             life = await self._wait_until_live()
             self._start_life(life)
 
-    async def _compare_lives(self, life: int) -> None:
-        """Find out whether a Triton that answers again has exited meanwhile."""
+    async def _check_for_exit(self, life: int) -> None:
+        """Find out by its models whether an external Triton that answers again, in this life, has
+        exited meanwhile: then none of them is there any more. Handle its exit.
+        """
         names = {record.name for record in self.registry.records()}
         # of what was uploaded only ready models are seen
         present = await self.triton.ready() | await self.triton.present()
@@ -385,9 +390,10 @@ class TritonWatcher:
         cleared = self._list_at_rest()
         for record in cleared:
             await self._close_undo(record)
-        at_rest = [record for record in cleared if record.state in AT_REST]
-        loaded = [record for record in at_rest if record.state in LOADED]
-        for record in at_rest:
+        # an operation may have moved some of them meanwhile
+        still_at_rest = [record for record in cleared if record.state in AT_REST]
+        loaded = [record for record in still_at_rest if record.state in LOADED]
+        for record in still_at_rest:
             self._lose(record, self.status.choose_on_exit(record))
         if loaded:
             log.warning("triton.models_vanished", extra={"models": [r.id for r in loaded]})
@@ -398,22 +404,25 @@ class TritonWatcher:
         return [record for record in self.registry.records() if record.state in AT_REST]
 
     def _lose(self, record: ModelRecord, on_exit: OnExit) -> None:
-        """Move a model at rest that Triton no longer has; what comes back is LOST and wanted."""
+        """Move the record of a model at rest that Triton no longer has: to LOST if the adapter
+        loads the model again, which is wanted then, else to absent.
+        """
         record.on_exit = on_exit
-        if record.state is not ModelState.STUCK and self.registry.should_return(record):
+        if record.state is not ModelState.STUCK and self.registry.should_reload(record):
             self.registry.apply(record, ModelEvent.LOST)
             self.wanted.want(record.id, record.origin, WantedReason.LOST)
         else:
             self.registry.apply(record, ModelEvent.TRITON_EXITED)
 
     async def _close_undo(self, record: ModelRecord) -> None:
-        """Take down what the load of a model has left outside of Triton."""
+        """Undo what the load of a model has done outside of Triton."""
         self.at_work.forget(record)
         await record.undo.aclose()
 
     # -- the start --------------------------------------------------------------------------
 
     async def _adopt(self, model: StagedModel) -> None:
+        """Register a model that an earlier run has loaded, and that Triton still serves."""
         record = ModelRecord(
             id=model.model_id,
             name=model.name,
@@ -486,27 +495,30 @@ class TritonWatcher:
         ready = await self.triton.ready()
         for record in records:
             if record.state in LOADED and record.name not in ready:
-                self._start_vanish(record)
+                self._start_removal(record)
         if stuck:
             await self._check_stuck(stuck, ready)
 
-    def _start_vanish(self, record: ModelRecord) -> None:
-        """Start to take down a model that somebody has unloaded past the adapter."""
+    def _start_removal(self, record: ModelRecord) -> None:
+        """Start to take down a model that Triton has lost though it lives, unless an operation of
+        the model is in progress.
+        """
         if not self.operations.is_busy(record.id):
-            work = partial(self._vanish, record)
+            work = partial(self._remove_vanished, record)
             self.operations.start(record.id, Kind.UNLOAD, work)
 
-    async def _vanish(self, record: ModelRecord) -> None:
-        """Take down a model that Triton has lost, under the model's lock.
+    async def _remove_vanished(self, record: ModelRecord) -> None:
+        """Take down a model that Triton has lost though it lives, under the model's lock.
 
-        Somebody may have unloaded it on purpose: only the setting `reload` brings it back.
+        Somebody may have unloaded it past the adapter on purpose: the adapter loads it again only
+        with the setting `reload`, or if it is restarting Triton itself.
         """
         if record.state not in LOADED or not self.status.is_up:
             return
         if record.name in await self.triton.ready():
             return
-        is_unset = self.status.setting is None and not self.status.is_restarting
-        on_exit = OnExit.FORGET if is_unset else self.status.choose_on_exit(record)
+        may_be_on_purpose = self.status.setting is None and not self.status.is_restarting
+        on_exit = OnExit.FORGET if may_be_on_purpose else self.status.choose_on_exit(record)
         await self.unloader.remove_from_triton(record, is_dead=record.state is ModelState.DEAD)
         await self._close_undo(record)
         if record.state in LOADED:  # Triton has not exited meanwhile
@@ -516,7 +528,9 @@ class TritonWatcher:
             self.changes.notify()
 
     async def _check_stuck(self, stuck: Sequence[ModelRecord], ready: Collection[str]) -> None:
-        """Release stuck models that Triton has finished with; restart one without free threads."""
+        """Start to take down stuck models that Triton has finished with; restart a Triton whose
+        load threads are all stuck.
+        """
         present = await self.triton.present()
         for record in stuck:
             names = set(record.placement.names)
@@ -558,9 +572,10 @@ class TritonWatcher:
             return
         self._leftovers_at = now
         abandoned = await self.processes.abandoned()
-        again = abandoned & self._abandoned
+        found_twice = abandoned & self._abandoned
         self._abandoned = abandoned
-        note_killed(await self.processes.kill(again))
+        killed = await self.processes.kill(found_twice)
+        log_killed(killed)
         running = await self.processes.models()
         ownerless = frozenset(name for name in running if self.registry.is_free(name))
         new = ownerless - self._ownerless
@@ -593,21 +608,25 @@ class RequestFailures:
             self._suspect_death(record)
         elif isinstance(error, ModelNotFound):
             self._start_model_check()
-            if self._is_back_soon(record):
-                # "not found" would make the caller load it as well
+            if self._is_being_reloaded(record):
+                # "not found" would make the caller load the model as well
                 text = f"model {record.id!r} is being loaded again"
                 return ModelNotReady(text, model_id=record.id)
         return error
 
-    def _is_back_soon(self, record: ModelRecord) -> bool:
-        """Return whether the adapter loads a model again that Triton does not know: the loss is
-        handled, or will be. Without an exit only the setting `reload` makes that sure.
+    def _is_being_reloaded(self, record: ModelRecord) -> bool:
+        """Return whether the adapter loads a model again that Triton does not know, or will do so
+        once the watcher has found the loss. While Triton is up that is sure only if
+        on_triton_restart is set.
         """
-        known = self.registry.get(record.id)
-        if known is not None and (known is not record or known.state is ModelState.LOST):
+        present = self.registry.get(record.id)
+        is_replaced = present is not None and present is not record
+        is_lost = present is not None and present.state is ModelState.LOST
+        if is_replaced or is_lost:
             return True
-        is_ours = self.status.choose_on_exit(record) is OnExit.RELOAD
-        return is_ours and (self.status.setting is not None or not self.status.is_up)
+        is_reloaded_after_exit = self.status.choose_on_exit(record) is OnExit.RELOAD
+        is_sure = self.status.setting is not None or not self.status.is_up
+        return is_reloaded_after_exit and is_sure
 
     async def judge(self, record: ModelRecord, error: AdapterError) -> AdapterError:
         """Return the error to send for an inference that failed with `error`.
@@ -623,7 +642,7 @@ class RequestFailures:
         if isinstance(judged, CapacityError | StubDied):
             self.journal.metrics.history.failed("infer", record.id, judged)
         if isinstance(judged, StubDied) and record.state is ModelState.DEAD:
-            reported = str(judged).rstrip(".")  # Triton's words, which do not tell what to do
+            reported = str(judged).rstrip(".")  # Triton's text does not say what to do
             text = (
                 f"{reported}. A python process of the model has ended: load it again, or unload it"
             )
@@ -644,6 +663,7 @@ class RequestFailures:
         check.add_done_callback(lambda _: self._checks.pop(record, None))
 
     async def _check_processes(self, record: ModelRecord) -> None:
+        """Mark a READY model as DEAD if it has lost a process."""
         has_died = False
         with suppress(BackendUnavailable):  # Triton is exiting
             has_died = await has_lost_a_process(record, self.processes)
@@ -720,5 +740,6 @@ def _describe_lost(records: Sequence[ModelRecord], given_up: ModelId | None) -> 
 
 
 def _list_names(ids: Sequence[ModelId]) -> str:
-    unnamed = len(ids) - _MOST_NAMED
-    return ", ".join(ids[:_MOST_NAMED]) + (f" and {unnamed} more" if unnamed > 0 else "")
+    unnamed = len(ids) - _MAX_NAMED
+    more = f" and {unnamed} more" if unnamed > 0 else ""
+    return ", ".join(ids[:_MAX_NAMED]) + more

@@ -82,31 +82,32 @@ class Unloader:
         return total(leaving.booked)
 
     async def undo_load(
-        self, record: ModelRecord, call: asyncio.Future[None] | None, *, is_memory: bool
+        self, record: ModelRecord, call: asyncio.Future[None] | None, *, is_out_of_memory: bool
     ) -> None:
         """Unload what a failed load has left in Triton. The record ends up absent or STUCK.
 
-        `call` is the load that Triton has not answered.
+        `call` is the load that Triton has not answered, if there is one; `is_out_of_memory` is True
+        if the load has failed for lack of memory.
         """
         self.registry.apply(record, ModelEvent.LOAD_FAILED)
         note_step(record, Step.UNDOING)
         if not await self.remove_from_triton(record, call=call):
-            await self.give_up(record, is_memory=is_memory)
+            await self.give_up(record, is_out_of_memory=is_out_of_memory)
             return
-        self.memory.release(record, is_memory=is_memory)
+        self.memory.release(record, is_out_of_memory=is_out_of_memory)
         await record.undo.aclose()
         self.registry.apply(record, ModelEvent.UNLOADED)
 
-    async def give_up(self, record: ModelRecord, *, is_memory: bool = False) -> None:
+    async def give_up(self, record: ModelRecord, *, is_out_of_memory: bool = False) -> None:
         """Leave a model to Triton, which does not finish with it: it is STUCK until that changes.
 
-        `is_memory` tells that its load has failed for lack of memory.
+        `is_out_of_memory` is True if its load has failed for lack of memory.
         A stuck load keeps one of Triton's few load threads, mostly until Triton is restarted.
         """
         if await self._have_processes_ended(record.placement.names):
-            self.memory.release(record, is_memory=is_memory)
+            self.memory.release(record, is_out_of_memory=is_out_of_memory)
         else:
-            self.memory.strand(record, is_memory=is_memory)
+            self.memory.strand(record, is_out_of_memory=is_out_of_memory)
         self.registry.apply(record, ModelEvent.GIVEN_UP)
         stuck = self.registry.counts()[ModelState.STUCK]
         log.error("model.load_stuck", extra={"model_id": record.id, "stuck": stuck})
@@ -138,13 +139,13 @@ class Unloader:
                     log.warning("model.undo_failed", extra=fields)
                     return False
             # only the connection may have been lost: then Triton still has the model
-            if await self._has_exited(pid, deadline):
+            if await self._wait_for_exit(pid, deadline):
                 return True
             if clock.monotonic() >= deadline:
                 return False
             call = None
 
-    async def _has_exited(self, pid: int | None, deadline: float) -> bool:
+    async def _wait_for_exit(self, pid: int | None, deadline: float) -> bool:
         """Wait until Triton answers again, or until `deadline`; return whether an embedded one,
         whose process was `pid`, has exited meanwhile.
         """
@@ -164,42 +165,49 @@ class Unloader:
         *,
         is_dead: bool,
     ) -> bool:
-        # taken now: `_load_and_unload` starts others under the same names
+        """Have Triton unload the model, and end its processes; return False if Triton is stuck.
+        Raises BackendUnavailable if Triton exits meanwhile, or cannot be reached.
+        """
+        # claimed first: `_load_and_unload` starts other processes under the same names
         processes = await self.processes.claim(names)
-        if call is not None and not await self._end_load(record, names, call):
+        if call is not None and not await self._wait_for_answer(record, names, call):
             return False
         for name in reversed(record.placement.load):
-            if not await self._ask(record, names, name):
+            if not await self._ask_for_unload(record, names, name):
                 return False
         remaining = await self.triton.wait_gone(names, _NORMAL_SECONDS)
         reloaded: set[str] = set()
         if remaining:
-            reloaded = await self._hurry(record, remaining, processes, is_dead=is_dead)
+            reloaded = await self._hasten_unload(record, remaining, processes, is_dead=is_dead)
             if await self.triton.wait_gone(names, _NORMAL_SECONDS):
                 return False
         await self._end_processes(record, processes, reloaded)
         await self._free_regions(record)
         return True
 
-    async def _ask(
+    async def _ask_for_unload(
         self, record: ModelRecord, names: frozenset[TritonName], name: TritonName
     ) -> bool:
-        """Ask Triton for an unload, which waits for a load of the same model in Triton."""
+        """Ask Triton for an unload, which waits for a load of the same model in Triton. Return
+        False if Triton will not answer.
+        """
         call = asyncio.ensure_future(self.triton.unload(name, record.id))
         try:
-            if not await self._end_load(record, names, call):
+            if not await self._wait_for_answer(record, names, call):
                 return False
             await call
         finally:
             call.cancel()
         return True
 
-    async def _end_load(
+    async def _wait_for_answer(
         self, record: ModelRecord, names: frozenset[TritonName], call: asyncio.Future[None]
     ) -> bool:
-        """Wait until Triton has answered a call; kill what is being loaded if that takes long.
+        """Wait until Triton has answered a load or an unload; return False if it probably never
+        will.
 
-        Return False if Triton will not answer, as far as anybody knows.
+        If that takes long, kill the processes in which Triton initializes these models: their loads
+        fail then, and an unload that waits for one of them goes on.
         """
         await asyncio.wait({call}, timeout=_GRACE_SECONDS)
         deadline = clock.monotonic() + self.limits.unload / 2
@@ -213,7 +221,7 @@ class Unloader:
                 return False
             await asyncio.wait({call}, timeout=_NORMAL_SECONDS)
         if not call.cancelled():
-            call.exception()  # mark the failure as seen: the load was to end
+            call.exception()  # mark the failure as seen: asyncio would log it otherwise
         return True
 
     async def kill_loading(self, names: Collection[str]) -> bool:
@@ -226,11 +234,13 @@ class Unloader:
         loading = await self.triton.being_loaded()
         return await self.processes.end_loads([TritonName(n) for n in names if n in loading])
 
-    async def _hurry(
+    async def _hasten_unload(
         self, record: ModelRecord, names: set[str], processes: _Processes, *, is_dead: bool
     ) -> set[str]:
-        """Hasten an unload that takes long; return the models that were loaded once more for it."""
-        # requests that still compute had their time before the unload
+        """Hasten an unload that takes long: kill the processes of the models, and load and unload
+        once more what Triton still has then. Return the names of the latter.
+        """
+        # the requests in flight had half of the unload's time limit to end by themselves
         is_computing = record.usage.in_flight > 0
         is_hopeless = is_dead or is_computing or await self._has_lost_a_process(names)
         grace_seconds = _NORMAL_SECONDS if is_hopeless else times.HANG_SECONDS
@@ -241,7 +251,7 @@ class Unloader:
         log.warning("model.unload_stalled", extra=fields)
         if await self._kill(record, processes):
             remaining = await self.triton.wait_gone(remaining, _NORMAL_SECONDS)
-        # also where every process seems to live: those of another container cannot be seen
+        # do so also where every process seems to live: those of another container are not seen
         for name in remaining:
             await self._load_and_unload(record, TritonName(name))
         return remaining
@@ -254,7 +264,7 @@ class Unloader:
         """
         load = asyncio.ensure_future(self.triton.load(name, record.id))
         try:
-            if not await self._end_load(record, frozenset({name}), load):
+            if not await self._wait_for_answer(record, frozenset({name}), load):
                 return
             await load
         except AdapterError as error:
@@ -266,7 +276,7 @@ class Unloader:
         finally:
             load.cancel()
         await self.triton.unload(name, record.id)
-        # an unload like any other, of a process that is well
+        # the process is a new one, so this unload may take as long as that of any model
         await self.triton.wait_gone({name}, times.HANG_SECONDS)
 
     # -- processes --------------------------------------------------------------------------
@@ -296,21 +306,24 @@ class Unloader:
     async def _kill(self, record: ModelRecord, processes: _Processes) -> bool:
         """Kill the processes that live; return whether there were any."""
         killed = await self.processes.kill(processes)
-        note_killed(killed, model_id=record.id)
+        log_killed(killed, model_id=record.id)
         return bool(killed)
 
     async def _has_lost_a_process(self, names: Collection[str]) -> bool:
         """Return whether one of these models has lost its python process."""
-        living = await self._list_instances(names)
-        return not all(living.values())
+        has_process = await self._map_processes(names)
+        return not all(has_process.values())
 
     async def _have_processes_ended(self, names: Collection[str]) -> bool:
         """Return whether all these models are python models whose processes are gone."""
-        living = await self._list_instances(names)
-        return bool(names) and len(living) == len(names) and not any(living.values())
+        has_process = await self._map_processes(names)
+        are_all_python = bool(names) and len(has_process) == len(names)
+        return are_all_python and not any(has_process.values())
 
-    async def _list_instances(self, names: Collection[str]) -> Mapping[TritonName, bool]:
-        """Return whether a process lives of each model that needs one; nothing if none is seen."""
+    async def _map_processes(self, names: Collection[str]) -> Mapping[TritonName, bool]:
+        """Return which of these models are python models, and of each whether a process of it
+        lives; nothing while processes cannot be seen.
+        """
         with suppress(BackendUnavailable):
             instances = await self.processes.instances([TritonName(name) for name in names])
             return {name: bool(living) for name, living in instances.items()}
@@ -325,7 +338,7 @@ class Unloader:
                 log.info("model.regions_freed", extra=fields)
 
 
-def note_killed(processes: _Processes, **log_fields: str) -> None:
+def log_killed(processes: _Processes, **log_fields: str) -> None:
     """Log processes of models that were killed, if there were any."""
     if not processes:
         return

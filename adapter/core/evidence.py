@@ -188,10 +188,10 @@ def name_place(text: str) -> Place | None:
     return Place.HOST if _OF_HOST.search(text) else None
 
 
-def is_seen(text: str, devices: Collection[Device]) -> bool:
-    """Return whether a text may be about one of these devices, which are all that are known.
+def can_concern(text: str, devices: Collection[Device]) -> bool:
+    """Return whether a text may be about one of these devices, which are all that the ledger has.
 
-    What it says of a GPU tells nothing about host memory.
+    A text about a GPU is not about host memory: where no GPU is known it concerns none of them.
     """
     return name_place(text) is not Place.GPU or any(device != HOST for device in devices)
 

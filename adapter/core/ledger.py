@@ -453,7 +453,7 @@ class Ledger:
         # a model that took nothing of a device is not there
         return {device: count for device, count in booked.items() if count > 0} or booked
 
-    def fail_load(self, name: TritonName, now: float, *, is_memory: bool) -> None:
+    def fail_load(self, name: TritonName, now: float, *, is_out_of_memory: bool) -> None:
         """Release a load that has failed, once Triton has undone it.
 
         If it lacked memory, its package needs more the next time. If also nothing else was loaded
@@ -462,7 +462,7 @@ class Ledger:
         """
         load = self.loads.pop(name)
         self._return(load.reserved, now)
-        if is_memory:
+        if is_out_of_memory:
             self._record_shortage(load)
 
     def _record_shortage(self, load: LoadEntry) -> None:
@@ -639,18 +639,18 @@ class Ledger:
         if leaving is not None:
             self._return(leaving.booked, now)
 
-    def strand(self, name: TritonName, *, is_memory: bool = False) -> None:
+    def strand(self, name: TritonName, *, is_out_of_memory: bool = False) -> None:
         """Keep the bytes of a load or an unload that Triton does not finish.
 
         They stay taken until Triton has finished it after all (`free_stuck`) or has exited.
-        A load that lacked memory (`is_memory`) needs more the next time.
+        A load that lacked memory (`is_out_of_memory`) needs more the next time.
         """
         load = self.loads.pop(name, None)
         if load is None:
             self.stuck[name] = self.unloads.pop(name).booked
             return
         self.stuck[name] = load.reserved
-        if is_memory:
+        if is_out_of_memory:
             self._record_shortage(load)
 
     def record_futile_eviction(self, package_key: str, now: float) -> None:

@@ -118,10 +118,11 @@ class Registry:
         idle = (0.0 if r.usage.in_flight else now - r.usage.used_at for r in ready)
         return max(idle, default=None)
 
-    def should_return(self, record: ModelRecord) -> bool:
-        """Return whether an exit of Triton makes this record LOST, and not absent.
+    def should_reload(self, record: ModelRecord) -> bool:
+        """Return whether the adapter loads this model again after an exit of Triton, which then
+        makes the record LOST, and not absent.
 
-        The version that callers of the id get comes back, and no other version.
+        Of two versions only the one that callers of the id get is loaded again.
         """
         return record.on_exit is OnExit.RELOAD and self._by_id.get(record.id) is record
 

@@ -194,7 +194,7 @@ class ArtifactCache:
         key: ArtifactKey,
         progress: FetchProgress,
         *,
-        models: DiskEvictor | None = None,  # as in Artifacts
+        evictor: DiskEvictor | None = None,  # as in Artifacts
         callers: Collection[str] = (),  # as in FairSlots
     ) -> tuple[Artifact, CacheUse]:
         """Return the artifact, pinned until `release`, and where it was. The version is that which
@@ -217,8 +217,10 @@ class ArtifactCache:
                 on_disk = self._disk.find_version(*self._place(key), version.etag)
                 cached = await self._pin(key, on_disk)
             if cached is None:
-                return await self._fetch(key, version, progress, models, callers), CacheUse.MISS
-            progress.done_bytes = progress.total_bytes = cached.note.size_bytes
+                artifact = await self._fetch(key, version, progress, evictor, callers)
+                return artifact, CacheUse.MISS
+            progress.total_bytes = cached.note.size_bytes
+            progress.done_bytes = progress.total_bytes
             self._touch(cached)
             return self._make_artifact(key, cached), CacheUse.DISK
 
@@ -376,7 +378,7 @@ class ArtifactCache:
         key: ArtifactKey,
         version: Version,
         progress: FetchProgress,
-        models: DiskEvictor | None,
+        evictor: DiskEvictor | None,
         callers: Collection[str],
     ) -> Artifact:
         """Fetch this version, or the one that the store has by then."""
@@ -390,7 +392,7 @@ class ArtifactCache:
             log.info("artifact.fetch_begun", extra={**fields, "bytes": version.size_bytes})
             try:
                 what = failed_at(store.location, key.path)
-                with self._disk.reservation(what, models) as reservation:
+                with self._disk.reservation(what, evictor) as reservation:
                     cached = await self._fetch_whole(key, version, reservation, progress)
             except AdapterError as error:
                 fields |= {"bytes": progress.done_bytes, "reason": str(error)}

@@ -535,7 +535,7 @@ class FakeStore:
         key: ArtifactKey,
         progress: FetchProgress,
         *,
-        models: DiskEvictor | None = None,
+        evictor: DiskEvictor | None = None,
         callers: Collection[str] = (),
     ) -> tuple[Artifact, CacheUse]:
         await asyncio.sleep(0.01)
@@ -546,22 +546,22 @@ class FakeStore:
         if use is CacheUse.MISS:
             if self.disk_limit is not None:
                 # the real cache does this in a thread, which nobody can cancel
-                await run_to_end(self._make_room(self.disk_limit, models))
+                await run_to_end(self._make_room(self.disk_limit, evictor))
             self.fetches += 1
             await asyncio.sleep(self.fetch_seconds)
             self._on_disk.add(folder)
         self.kept[folder] += 1
         return Artifact(key, folder, folder, _ARTIFACT_BYTES), use
 
-    async def _make_room(self, limit: int, models: DiskEvictor | None) -> None:
-        if models is not None and models.unevictable_bytes() >= limit * _ARTIFACT_BYTES:
+    async def _make_room(self, limit: int, evictor: DiskEvictor | None) -> None:
+        if evictor is not None and evictor.unevictable_bytes() >= limit * _ARTIFACT_BYTES:
             raise NoRoom("all files are of models that stay")
         for _ in range(40):
             if len(+self.kept) < limit:
                 return
-            if models is None or not models.can_unload_later:
+            if evictor is None or not evictor.can_unload_later:
                 break
-            if not await models.unload_one(1):
+            if not await evictor.unload_one(1):
                 await asyncio.sleep(0.25)
         raise NoRoom("all files are in use")
 

@@ -56,7 +56,7 @@ class TryCache:
         self, path: str, progress: FetchProgress | None = None
     ) -> tuple[Artifact, CacheUse]:
         key = ArtifactKey("", path)
-        return await self.cache.fetch(key, progress or FetchProgress(), models=self.models)
+        return await self.cache.fetch(key, progress or FetchProgress(), evictor=self.models)
 
     async def fetch_and_release(self, path: str) -> CacheUse:
         artifact, use = await self.fetch(path)

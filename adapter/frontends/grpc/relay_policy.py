@@ -203,7 +203,7 @@ class RelayPolicy:
             model_id = parse_model_id(name if mesh_id is None else mesh_id)
             if mesh_id is not None:
                 self.triton.refuse_lost(model_id)
-                if type(error) is BackendUnavailable:  # as TritonState.is_exit_behind has it
+                if type(error) is BackendUnavailable:  # as TritonState.was_caused_by_exit has it
                     return None
         except AdapterError as earlier:
             return earlier
@@ -356,7 +356,7 @@ class _DirectCall(CountedRequest):
             return error
         policy = self._policy
         if policy.is_of_mesh(self._mesh_id) and isinstance(error, BackendUnavailable):
-            if await policy.triton.is_exit_behind(error):
+            if await policy.triton.was_caused_by_exit(error):
                 return policy.triton.explain_lost(self._lease.record.id)
             return error
         judged = await self._lease.judge(error)

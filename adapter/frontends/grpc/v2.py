@@ -157,7 +157,7 @@ class V2Service:
         try:
             return await act(call)
         except BackendUnavailable as error:
-            if await self._triton.is_exit_behind(error):
+            if await self._triton.was_caused_by_exit(error):
                 raise self._triton.explain_lost(model_id) from error
             raise
 

@@ -151,8 +151,8 @@ class Books:
         assert self.ledger.can_settle(name)
         return self.ledger.settle(name)
 
-    def fail(self, name, *, is_memory=True):
-        self.ledger.fail_load(name, self.before_reading, is_memory=is_memory)
+    def fail(self, name, *, is_out_of_memory=True):
+        self.ledger.fail_load(name, self.before_reading, is_out_of_memory=is_out_of_memory)
 
     def unload(self, name, used=None, **figures):
         """Unload a model, after which a reading shows that so much is used."""

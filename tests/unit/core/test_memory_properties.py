@@ -107,7 +107,7 @@ class TrueWorld(RuleBasedStateMachine):
         if self.used() > LIMIT:
             assert self.leaving or not self.is_declared
             del self.loading[key]
-            self.ledger.fail_load(TritonName(key), self.now, is_memory=True)
+            self.ledger.fail_load(TritonName(key), self.now, is_out_of_memory=True)
         elif share == 1:
             self.loaded[key] = self.loading.pop(key)
             self.ledger.end_load(TritonName(key), self.now)

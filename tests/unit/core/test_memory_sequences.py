@@ -195,7 +195,7 @@ def test_new_triton_has_nothing_loaded():
     books.ledger.start_life()
     assert books.ledger.models == {}
     books.ledger.end_unload("s", books.before_reading)  # its operation ends later
-    books.fail("b", is_memory=False)
+    books.fail("b", is_out_of_memory=False)
     books.read(80)
     assert (books.free(), books.empty(), books.not_attributed()) == (920, 80, 0)
 

@@ -105,7 +105,7 @@ def test_stuck_load_that_lacked_memory_needs_more():
     books = gpu(1000)
     books.load("y", guess(100, key="y"))
     books.read(300)
-    books.ledger.strand("y", is_memory=True)
+    books.ledger.strand("y", is_out_of_memory=True)
     assert books.need("y").bytes == to_bytes({GPU: 600})
 
 

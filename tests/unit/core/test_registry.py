@@ -292,14 +292,14 @@ def test_only_the_version_of_callers_returns(registry):
     new = bring(registry, ModelState.READY, beside=True)
     for record in (old, new):
         record.on_exit = OnExit.RELOAD
-    assert registry.should_return(old)
-    assert not registry.should_return(new)
+    assert registry.should_reload(old)
+    assert not registry.should_reload(new)
     before = snapshot(registry)
     with pytest.raises(ValueError, match="version that is lost"):
         registry.apply(new, ModelEvent.LOST)
     assert snapshot(registry) == before
     old.on_exit = OnExit.FORGET
-    assert not registry.should_return(old)
+    assert not registry.should_reload(old)
 
 
 # -- any order of events ------------------------------------------------------------------------
@@ -361,7 +361,7 @@ class AnyOrder(RuleBasedStateMachine):
         """Move all records at rest and all loads, as the watcher and the operations do."""
         for record in self.registry.records():
             if record.state in AT_REST | {ModelState.LOADING}:
-                returns = self.registry.should_return(record)
+                returns = self.registry.should_reload(record)
                 event = ModelEvent.LOST if returns else ModelEvent.TRITON_EXITED
                 self.registry.apply(record, event)
         served = [r for r in self.registry.records() if self.registry.is_serving(r)]
