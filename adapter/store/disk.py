@@ -63,9 +63,9 @@ class Need:
 class Reservation:
     """The room on disk of one fetch."""
 
-    def __init__(self, disk: "Disk", what: str, models: DiskEvictor | None = None) -> None:
+    def __init__(self, disk: "Disk", what: str, evictor: DiskEvictor | None = None) -> None:
         self.what = what  # names the fetch in messages
-        self.models = models  # unloads idle models for it; None: what is in use stays
+        self.evictor = evictor  # unloads idle models for the fetch; None: models in use stay
         self.need = Need()
         self.size_bytes = 0
         self.written_bytes = 0
@@ -74,9 +74,14 @@ class Reservation:
         self._disk = disk
 
     @property
-    def staying_bytes(self) -> int:
-        """Return what models take on disk that are never unloaded for it."""
-        return self.models.unevictable_bytes() if self.models is not None else 0
+    def unevictable_bytes(self) -> int:
+        """Return the bytes on disk of loaded models that are never unloaded for the fetch."""
+        return self.evictor.unevictable_bytes() if self.evictor is not None else 0
+
+    @property
+    def can_unload_later(self) -> bool:
+        """Return whether any model may be unloaded for the fetch, now or later."""
+        return self.evictor is not None and self.evictor.can_unload_later
 
     @property
     def unwritten_bytes(self) -> int:
@@ -84,8 +89,8 @@ class Reservation:
         return max(0, self.size_bytes - self.written_bytes)
 
     async def reserve(self, size_bytes: int, inodes: int = 0) -> None:
-        """Grow to so many bytes in all, or to what was needed before, and wait until so many more
-        files can be made.
+        """Grow the reservation to so many bytes in all, or to the bytes that an earlier fetch of
+        the version has needed, and wait until so many more files can be made.
 
         Raises NoRoom and BeginsAgain.
         """
@@ -93,14 +98,18 @@ class Reservation:
         await self._disk.grow(self, size_bytes, max(inodes, self.need.inodes))
 
     async def write(self, count: int, inodes: int = 0) -> None:
-        """Reserve what is about to be written beside what was reserved before; as `reserve`."""
+        """Reserve room for so many bytes and files that are about to be written. Grow the
+        reservation only where it has less. Raises as `reserve` does.
+        """
         self.written_bytes += count
         if self.written_bytes > self.size_bytes or inodes:
             await self._disk.grow(self, self.written_bytes, inodes)
             self.inodes += inodes
 
     async def settle(self, size_bytes: int) -> None:
-        """Make the reservation what is on disk, whatever was reserved; raise as `reserve` does."""
+        """Grow or shrink the reservation to the bytes that the fetch has on disk. Raises as
+        `reserve` does.
+        """
         await self._disk.grow(self, size_bytes)
         self._disk.shrink(self, size_bytes)
         self.written_bytes = size_bytes
@@ -113,8 +122,8 @@ class Reservation:
 
     @property
     def is_too_large(self) -> bool:
-        """Whether more is needed than there will be once all has left that ever may."""
-        return self.need.size_bytes > self.size_bytes + self._disk.measure_most_growth(self)
+        """Whether more is needed than the reservation could ever get (`Disk.find_max_growth`)."""
+        return self.need.size_bytes > self.size_bytes + self._disk.find_max_growth(self)
 
 
 class Disk:
@@ -279,9 +288,9 @@ class Disk:
     # -- room -------------------------------------------------------------------------------
 
     @contextmanager
-    def reservation(self, what: str, models: DiskEvictor | None = None) -> Iterator[Reservation]:
+    def reservation(self, what: str, evictor: DiskEvictor | None = None) -> Iterator[Reservation]:
         """Yield the reservation of a fetch, which keeps its place in the order until the end."""
-        reservation = Reservation(self, what, models)
+        reservation = Reservation(self, what, evictor)
         self._reservations.append(reservation)
         try:
             yield reservation
@@ -293,17 +302,17 @@ class Disk:
         need = reservation.need
         need.size_bytes = max(need.size_bytes, size_bytes)
         need.inodes = max(need.inodes, reservation.inodes + inodes)
-        if size_bytes + reservation.staying_bytes > self.limit_bytes:
+        if size_bytes + reservation.unevictable_bytes > self.limit_bytes:
             raise self._make_shortage(reservation, size_bytes)
         while not await self._grow_by_evicting(reservation, size_bytes, inodes):
             count = size_bytes - reservation.size_bytes
             shortage = self._make_shortage(reservation, size_bytes, inodes)
-            if count > self.measure_most_growth(reservation):
+            if count > self.find_max_growth(reservation):
                 raise shortage
             freed_count = self._freed_count
-            if await self._unload_one(reservation.models, count):
+            if await self._unload_one(reservation.evictor, count):
                 continue
-            # the loop tries again at once if an artifact has left meanwhile
+            # try again at once if an artifact has been deleted meanwhile
             if freed_count == self._freed_count:
                 await self._wait_for_others(reservation, shortage)
 
@@ -320,16 +329,20 @@ class Disk:
         while self._is_after_another(reservation):
             await self._pause(reservation, shortage)
 
-    def measure_most_growth(self, reservation: Reservation) -> int:
-        """Return how many bytes it could get more, once all has left that ever may."""
+    def find_max_growth(self, reservation: Reservation) -> int:
+        """Return by how many bytes a reservation could grow if all other reservations were
+        released, and all artifacts deleted but those of models that are never unloaded for it.
+        """
         others_bytes = self._counted_bytes - reservation.size_bytes
         spare_bytes = min(self.limit_bytes - self.used_bytes, self._spare_bytes())
-        return others_bytes - reservation.staying_bytes + spare_bytes
+        return others_bytes - reservation.unevictable_bytes + spare_bytes
 
     async def _grow_by_evicting(
         self, reservation: Reservation, size_bytes: int, inodes: int
     ) -> bool:
-        """Grow, and evict unused artifacts for that. Return False where those are too few."""
+        """Grow a reservation, and evict unused artifacts for that. Return False where all of them
+        together are too few.
+        """
         while True:
             await self._poll_free()
             count = max(0, size_bytes - reservation.size_bytes)
@@ -337,7 +350,8 @@ class Disk:
                 self._counted_bytes += count
                 reservation.size_bytes += count
                 return True
-            if (victim := self._choose_victim(count)) is not None:
+            victim = self._choose_victim(count)
+            if victim is not None:
                 self._drop_from_index(victim)
                 exceeds_limit = self.used_bytes + count > self.limit_bytes
                 eviction = self._evict(victim, "limit" if exceeds_limit else "disk")
@@ -372,49 +386,54 @@ class Disk:
         self._on_evicted(note, reason)
 
     def _choose_victim(self, count: int) -> Cached | None:
-        """Return what has to leave first for `count` more bytes; None where all that nobody uses is
-        too little.
+        """Return the unused artifact to evict first for `count` more bytes; None if all unused ones
+        together are too few.
         """
         missing_bytes = self._count_missing(count)
         idle = [cached for cached in self._cached.values() if not cached.pins]
         if sum(cached.note.size_bytes for cached in idle) < missing_bytes:
             return None
-        idle.sort(key=lambda each: (not each.is_lost, not each.is_replaced, each.last_used))
+        idle.sort(key=_rank)
         candidates = []
         for cached in idle:
-            # replaced and lost artifacts are not spared: nobody fetches them any more
-            is_spared = not (cached.is_lost or cached.is_replaced)
-            candidates.append((cached, {_DISK: cached.note.size_bytes} if is_spared else {}))
+            # a candidate without a size is never spared for a larger one: nobody fetches lost and
+            # replaced artifacts any more
+            is_useless = cached.is_lost or cached.is_replaced
+            sizes = {} if is_useless else {_DISK: cached.note.size_bytes}
+            candidates.append((cached, sizes))
         return next(iter(choose_fewest(candidates, {_DISK: missing_bytes})), None)
 
-    async def _unload_one(self, models: DiskEvictor | None, count: int) -> bool:
-        """Unload one model for `count` more bytes, or wait for that of another fetch."""
-        if models is None:
+    async def _unload_one(self, evictor: DiskEvictor | None, count: int) -> bool:
+        """Unload one model for `count` more bytes. If another fetch has one unloaded at the moment,
+        only wait for that. Return whether there may be more room now.
+        """
+        if evictor is None:
             return False
         is_first = not self._unloading.locked()
         async with self._unloading:
-            return not is_first or await models.unload_one(self._count_missing(count))
+            return not is_first or await evictor.unload_one(self._count_missing(count))
 
     async def _wait_for_others(self, reservation: Reservation, shortage: NoRoom) -> None:
-        """Wait for other fetches, or for models to be idle. Raise the shortage where that would be
-        in vain, and BeginsAgain where it must not.
+        """Wait for other fetches to end, or for models to be idle. Raise the shortage if neither
+        can make room. Raise BeginsAgain in a fetch that has some room while an earlier one has some
+        as well: the two could wait for each other.
         """
         if reservation.size_bytes and self._is_after_another(reservation):
             raise BeginsAgain(shortage)
-        others = (each for each in self._reservations if each is not reservation)
-        models = reservation.models
-        if not any(each.size_bytes for each in others) and not (models and models.can_unload_later):
+        others = [other for other in self._reservations if other is not reservation]
+        can_others_end = any(other.size_bytes for other in others)
+        if not can_others_end and not reservation.can_unload_later:
             raise shortage
         await self._pause(reservation, shortage)
 
     def _is_after_another(self, reservation: Reservation) -> bool:
         """Return whether a fetch that began before this one has room."""
         earlier = self._reservations[: self._reservations.index(reservation)]
-        return any(each.size_bytes for each in earlier)
+        return any(other.size_bytes for other in earlier)
 
     async def _pause(self, reservation: Reservation, shortage: NoRoom) -> None:
-        """Wait until something has left the disk, or for a moment. Raise the shortage where the
-        fetch has waited long enough.
+        """Wait until something was deleted from the disk, for a quarter of a second at most. Raise
+        the shortage if the fetch has waited for as long as it may.
         """
         remaining_seconds = self._room_seconds - reservation.waited_seconds
         if remaining_seconds <= 0:
@@ -459,7 +478,7 @@ class Disk:
         if reservation.written_bytes:
             remaining_bytes = reservation.need.size_bytes - reservation.written_bytes
             still = f", {format_size(remaining_bytes)} of that still"
-        staying_bytes = reservation.staying_bytes
+        staying_bytes = reservation.unevictable_bytes
         use = self._describe_use(reservation)
         if size_bytes > self.limit_bytes:
             reason = f"{needed} in all, and {self._describe_limit()}"
@@ -514,6 +533,13 @@ class Disk:
             if spare_bytes > 0:
                 free += f", which leaves {format_size(spare_bytes)}"
         return f"the disk of cache_dir has {free}"
+
+
+def _rank(cached: Cached) -> tuple[bool, bool, float]:
+    """Return the place of an unused artifact in the order of evictions: first the lost ones, then
+    the replaced ones, then the one that was used longest ago.
+    """
+    return not cached.is_lost, not cached.is_replaced, cached.last_used
 
 
 def make_disk_error(error: OSError, what: str, size_bytes: int) -> AdapterError:
