@@ -130,7 +130,8 @@ class Codec:
     def check(self, media_type: str, types: ContentTypes) -> None:
         """Raise ValueError for a model that cannot list the type; `types` are what it lists."""
         if needed := self.needed(types):
-            tensor, batch = types.input, ", and a batch" if types.is_batched else ""
+            tensor = types.input
+            batch = ", and a batch" if types.is_batched else ""
             what = f"{tensor.datatype} {list(tensor.shape)}{batch}"
             raise ValueError(f"{media_type} needs {needed}; input {tensor.name[:100]!r} is {what}")
 

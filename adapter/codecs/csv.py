@@ -27,7 +27,8 @@ class Csv(Codec):
 
     def needed(self, types: ContentTypes) -> str | None:
         """Return what the model's input would have to be for a table; None if it fits."""
-        datatype, rank = types.input.datatype, len(types.input.shape) + types.is_batched
+        datatype = types.input.datatype
+        rank = len(types.input.shape) + types.is_batched
         if not can_cast(datatype, datatype):
             return "a type of INT8 to INT64, UINT8 to UINT64 or FP16 to FP64"
         return None if rank == _TABLE else "two dimensions, rows and columns, the batch included"
@@ -44,7 +45,8 @@ class Csv(Codec):
 
     async def encode(self, datatype: str, shape: tuple[int, ...], values: Values) -> Values:
         """Return a tensor's values as a table."""
-        size, skip = values.size, values.skip
+        size = values.size
+        skip = values.skip
         if size > MAX_TEXT_BYTES:
             raise ValueError(
                 f"it has {size} bytes of values, and at most {MAX_TEXT_BYTES} become text"
@@ -66,7 +68,8 @@ def read_table(raw: bytes, datatype: str) -> tuple[tuple[int, int], bytes]:
     if not text:
         raise ValueError("it has no values")
     table = _Table(datatype)
-    packs, at = [], 0
+    packs = []
+    at = 0
     while at <= len(text):
         end = _find_piece_end(text, at, table.rows + 1)
         packs.append(table.read(text[at:end], is_cut=text[end : end + 1] == ","))
@@ -195,7 +198,8 @@ def write_table(raw: bytes, datatype: str, shape: tuple[int, ...]) -> bytes:
     columns = math.prod(shape[1:])
     if not columns:
         raise ValueError(f"{datatype} {list(shape)} has no values")
-    parts, at = [], 0
+    parts = []
+    at = 0
     for values in unpacked(datatype, raw):
         ends = [","] * len(values)
         last = slice((columns - 1 - at) % columns, None, columns)

@@ -62,7 +62,8 @@ class Npy(Codec):
         """Return the values of an array. Raise ValueError if the input is of another type."""
         start = await source.start(bytes_needed(b""))
         head = read_head(await source.start(bytes_needed(start)))
-        given, wanted = head.datatype, types.input.datatype
+        given = head.datatype
+        wanted = types.input.datatype
         if given != wanted and not (_CAST in types.options and can_cast(given, wanted)):
             text = f"the array is {given}, input {types.input.name!r} is {wanted}"
             raise ValueError(text + _explain_cast(given, wanted))
@@ -81,7 +82,8 @@ def cast(raw: bytes, source: str, target: str) -> bytes:
     """Return the values as those of another type: rounded, and infinite where they are too large
     for a floating type. Raises ValueError for an integer out of the target's range.
     """
-    values, kind = np.frombuffer(raw, f"<{_CODES[source]}"), np.dtype(f"<{_CODES[target]}")
+    values = np.frombuffer(raw, f"<{_CODES[source]}")
+    kind = np.dtype(f"<{_CODES[target]}")
     if np.can_cast(values.dtype, kind):
         return values.astype(kind).tobytes()
     if values.size and kind.kind != "f":
@@ -179,7 +181,8 @@ def _parse_fields(text: str) -> dict[str, re.Match[str]]:
 
 def _read_datatype(field: re.Match[str]) -> str:
     descr = field["text"] or field["other"] or ""
-    order, code = descr[:1], descr[1:]
+    order = descr[:1]
+    code = descr[1:]
     if code.startswith("O"):
         raise ValueError("it has pickled objects, which are not accepted")
     datatype = _DATATYPES.get(code)

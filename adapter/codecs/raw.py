@@ -84,7 +84,8 @@ class Octets(Raw):
 
     def needed(self, types: ContentTypes) -> str | None:
         """Return what the model's input would have to be for plain bytes; None if it fits."""
-        datatype, shape = types.input.datatype, types.input.shape
+        datatype = types.input.datatype
+        shape = types.input.shape
         if datatype not in {*SIZES, "BYTES"}:
             return "one string, or a type that NumPy has"
         is_sized = datatype in SIZES and shape.count(-1) <= 1
@@ -117,7 +118,8 @@ def _cut_one_string(shape: tuple[int, ...], values: Values) -> Values:
 
 def _choose_shape(types: ContentTypes, length: int) -> tuple[int, ...]:
     """Return the shape of a lone example with so many bytes, as Triton would take it."""
-    dims, datatype = types.input.shape, types.input.datatype
+    dims = types.input.shape
+    datatype = types.input.datatype
     known = math.prod(size for size in dims if size != -1) * SIZES[datatype]
     free, rest = divmod(length, known)
     if rest or (-1 not in dims and free != 1):

@@ -262,7 +262,8 @@ class Models:
 
     def _explain_limit(self, operation: Operation[ModelRecord]) -> BackendTimeout:
         """Return the error of a load whose caller has waited for as long as a load may last."""
-        model_id, record = operation.model_id, operation.record
+        model_id = operation.model_id
+        record = operation.record
         text = f"model {model_id!r} did not load within {self.limits.load:g} s"
         ending = "what there is of it is being taken down"
         if record is not None and record.state is None:

@@ -150,7 +150,8 @@ def _drop_names(text: str) -> str:
     """Return the text without what Triton quotes. These are names, which may hold quotes
     themselves, so all goes from the first quote to the last.
     """
-    first, last = _QUOTE.search(text), _QUOTE.search(text[::-1])
+    first = _QUOTE.search(text)
+    last = _QUOTE.search(text[::-1])
     if first is None or last is None:
         return text
     return text[: first.start()] + text[max(first.end(), len(text) - last.start()) :]
@@ -169,7 +170,8 @@ def _drop_envelope(text: str) -> str:
     if not _REQUEST_ID.match(text):
         return text
     # a name further on may hold the end mark as well: what is read begins after both
-    end, quote = text.rfind("] "), _QUOTE.search(text[::-1])
+    end = text.rfind("] ")
+    quote = _QUOTE.search(text[::-1])
     return "" if end < 0 else text[max(end + 2, len(text) - quote.start() if quote else 0) :]
 
 

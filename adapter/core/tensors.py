@@ -25,7 +25,8 @@ CODES: Mapping[str, str] = {
 _LENGTH = struct.Struct("<I")
 
 # A call of C holds the interpreter's lock until it returns, so none is given more values.
-PIECE_VALUES, PIECE_BYTES = 4096, 2**16
+PIECE_VALUES = 4096
+PIECE_BYTES = 2**16
 _MAX_LEVELS = 64  # of nested lists: each takes a copy of all values
 
 # The bytes of a value, of the types whose values have as many.

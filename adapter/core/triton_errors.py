@@ -121,7 +121,10 @@ _TURNED_AWAY = re.compile(r"(?:Exceeds maximum queue size|[Tt]imeout expired)\.?
 # of calls about no model
 _OF_REGISTRATION = {"NOT_FOUND": NotRegistered, "ALREADY_EXISTS": AlreadyRegistered}
 
-_NOT_FOUND, _SERVER_ERROR, _NOT_IMPLEMENTED, _UNAVAILABLE = 404, 500, 501, 503
+_NOT_FOUND = 404
+_SERVER_ERROR = 500
+_NOT_IMPLEMENTED = 501
+_UNAVAILABLE = 503
 
 
 class Faults:
@@ -168,7 +171,8 @@ class Faults:
         )
         if verdict.strength is Strength.STRONG:
             return _make_out_of_memory(said, verdict, model_id)
-        suspected, of_shm = verdict.matched, verdict.of_shm
+        suspected = verdict.matched
+        of_shm = verdict.of_shm
         said = _add_backend_advice(_add_environment_advice(said))
         return LoadFailed(said, model_id=model_id, suspected=suspected, of_shm=of_shm)
 
@@ -264,7 +268,8 @@ def _explain_execution(
 
     `said` is Triton's `text` with the caller's name of the model.
     """
-    suspected, of_shm = verdict.matched, verdict.of_shm
+    suspected = verdict.matched
+    of_shm = verdict.of_shm
     if _DEAD_STUB.search(text):
         return StubDied(said, model_id=model_id, suspected=suspected)
     if status == _UNAVAILABLE:

@@ -10,7 +10,9 @@ from typing import Any, Self
 from adapter.errors import AdapterError, BrokenBody, InvalidRequest, SlowBody
 from adapter.runtime.byte_budget import ByteBudget
 
-_MAX_PARTS, _MAX_DIGITS, _PIECE_BYTES = 100_000, 400, 2**20
+_MAX_PARTS = 100_000
+_MAX_DIGITS = 400
+_PIECE_BYTES = 2**20
 
 
 class HeldBody:

@@ -35,7 +35,8 @@ _GRPC_OPTIONS = (
     # has too little CPU. Clients have deadlines of their own.
     ("grpc.server_max_unrequested_time_in_server", 2**31 - 1),
 )
-_FOLDERS, _SOCKET = "triton-adapter-grpc-", "s"
+_FOLDERS = "triton-adapter-grpc-"
+_SOCKET = "s"
 # The kernel takes so much for the path of a socket, and a folder's name ends with eight characters.
 _PATH_BYTES = 107
 _NAME_BYTES = len(f"/{_FOLDERS}12345678/{_SOCKET}")

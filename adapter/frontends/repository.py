@@ -42,7 +42,8 @@ from adapter.runtime.threads import LOOKUPS, UNPACKS
 _FILE = "file:"
 # Triton reads versions as 64-bit numbers and ignores those with leading zeros.
 _VERSION = re.compile(r"[1-9][0-9]{0,17}")
-_MAX_PART_BYTES, _MAX_PATH_BYTES = 255, 1024
+_MAX_PART_BYTES = 255
+_MAX_PATH_BYTES = 1024
 
 _STATES = {
     **{state: state.value for state in ModelState},

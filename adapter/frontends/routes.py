@@ -240,7 +240,8 @@ def _find(
 ) -> tuple[_Node, _Names] | None:
     if at == len(segments):
         return (node, names) if node.methods else None
-    segment, found = segments[at], None
+    segment = segments[at]
+    found = None
     if (literal := node.literals.get(segment)) is not None:
         found = _find(literal, segments, at + 1, names)
     if found is None and node.other is not None and _fits(node.name, segment):

@@ -491,7 +491,8 @@ def _cut(text: str) -> str:
     sizes = [_encoded_bytes(character) for character in text[: _MAX_TEXT_BYTES + 1]]
     if len(text) <= _MAX_TEXT_BYTES and sum(sizes) <= _MAX_TEXT_BYTES:
         return text
-    kept, room = 0, _MAX_TEXT_BYTES - len(_cut_mark(len(text)))
+    kept = 0
+    room = _MAX_TEXT_BYTES - len(_cut_mark(len(text)))
     while kept < len(sizes) and sizes[kept] <= room:
         room -= sizes[kept]
         kept += 1

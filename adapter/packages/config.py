@@ -128,7 +128,8 @@ def _refuse_stray(tokens: Tokens, path: Path) -> None:
 
 def _locate(token: re.Match[str]) -> tuple[int, int]:
     """Return where a token begins: its line and, in characters, its column, both from 1 on."""
-    text, start = token.string, token.start()
+    text = token.string
+    start = token.start()
     return text.count("\n", 0, start) + 1, start - text.rfind("\n", 0, start)
 
 

@@ -174,7 +174,8 @@ def processes(models: Iterable[tuple[str | None, ModelConfig | None]]) -> int | 
 
     None where a backend is not known: those written in Python run processes of their own.
     """
-    of_python, in_triton = 0, 0
+    of_python = 0
+    in_triton = 0
     for backend, config in models:
         groups = config.instance_group if config is not None else ()
         known = BACKENDS.get(backend or "")

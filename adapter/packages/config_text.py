@@ -229,7 +229,9 @@ def _read_strings(tokens: Tokens, field: Field) -> Tokens:
 
 def _find_messages(tokens: Tokens, field: Field) -> Iterator[tuple[int, int]]:
     """Yield where each message of the field's value, one or a list, begins and ends."""
-    depth, begin, is_list = 0, 0, False
+    depth = 0
+    begin = 0
+    is_list = False
     for at in range(field.position + 1, len(tokens)):
         mark = tokens[at][0]
         if mark in {"{", "<"}:

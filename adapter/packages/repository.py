@@ -97,7 +97,8 @@ def ownership_of(folder: Path) -> Ownership | None:
             "load": list(load),
             "along": list(along),
         } if all(isinstance(name, str) for name in (*load, *along)):
-            loaded, gpu = _loaded(found.get("loaded")), found.get("gpu")
+            loaded = _loaded(found.get("loaded"))
+            gpu = found.get("gpu")
             gpu = gpu if isinstance(gpu, int) else None
             beside = found.get("beside")
             beside = tuple(map(str, beside)) if isinstance(beside, list) else ()

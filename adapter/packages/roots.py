@@ -97,7 +97,8 @@ class Inside:
 
         Each entry is open until the next is requested. `without`: names at the top to leave out.
         """
-        waiting, counted = [("", path)], 0
+        waiting = [("", path)]
+        counted = 0
         while waiting:
             name, here = waiting.pop()
             with self.open_entry(here) as found:
@@ -119,10 +120,12 @@ class Inside:
         `stack` closes, and its real path.
         """
         place = self._start(path, stack)
-        todo, links = _parts(path.removeprefix(place[0][0]) if place[0][0] != "/" else path), 0
+        todo = _parts(path.removeprefix(place[0][0]) if place[0][0] != "/" else path)
+        links = 0
         while todo:
             part = todo.pop()
-            here, real = place[-1][1], place[-1][0]
+            here = place[-1][1]
+            real = place[-1][0]
             if part == "..":
                 if len(place) > 1:
                     place.pop()

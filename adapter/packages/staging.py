@@ -302,7 +302,8 @@ class Packages:
         """Raise InvalidRequest for a package within Triton's repository or around it: the folders
         there come and go.
         """
-        repository, package = os.path.realpath(self._repository), str(path)
+        repository = os.path.realpath(self._repository)
+        package = str(path)
         if is_within(package, repository) or is_within(repository, package):
             raise InvalidRequest(
                 f"url {shown(package)} and Triton's repository {shown(repository)}"
@@ -343,7 +344,8 @@ class Packages:
         helpers = {p.own_name for p in package.parts if p.role is Role.HELPER}
         is_cached = self._is_cached(package.root)
         roots = [str(Path(package.root).parent)] if is_cached else self._roots
-        inside, staging = Inside([*roots, folder]), self._staging
+        inside = Inside([*roots, folder])
+        staging = self._staging
         try:
             for part in package.parts:
                 # Python code names models by text: a folder name that is not text cannot be meant
@@ -486,7 +488,8 @@ class Packages:
 
 def _read_staged_model(known: Ownership, folder: Path) -> StagedModel:
     """Return a package that an earlier run left, from the note in its folder."""
-    name, model_id = TritonName(known.owner), ModelId(known.model_id)
+    name = TritonName(known.owner)
+    model_id = ModelId(known.model_id)
     placement = Placement(
         tuple(map(TritonName, known.load)) or (name,),
         tuple(map(TritonName, known.along)),

@@ -25,7 +25,8 @@ _MAX_PART_BYTES = 255  # of one folder or file name, on every Linux file system
 _MAX_DEPTH = 64
 # A file of zeros packs 1000 to 1, and small ones do no harm.
 _RATIO_FLOOR_BYTES = 2**30
-_MAX_ROOM_STEP_BYTES, _MAX_ROOM_STEP_INODES = 2**24, 2**8
+_MAX_ROOM_STEP_BYTES = 2**24
+_MAX_ROOM_STEP_INODES = 2**8
 _PACKED = (".tar.gz", ".tgz", ".tar")  # endings of what may be a packed Python environment
 _SAFE_TIMES = 2**31  # seconds, which all file systems take
 _MAX_TIME = 2**33  # seconds; file systems and os.utime take no more for certain
@@ -158,7 +159,8 @@ class Unpacking:
         """Raise BackendError if what was counted would leave less than the disk's reserve. Others
         may write to the disk meanwhile: it is asked again for each `size`.
         """
-        free, what = self._free, f"cannot unpack {shown(self._archive)}"
+        free = self._free
+        what = f"cannot unpack {shown(self._archive)}"
         disk = f"the disk of {shown(self._target)}"
         written = self._disk_bytes - size
         room = min(free.bytes, free_at(self._target).bytes + written) - RESERVE_BYTES

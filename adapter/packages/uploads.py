@@ -46,7 +46,8 @@ def _find_unknown(given: object, message: Any, place: str) -> Iterator[str]:
     elif isinstance(given, dict):
         is_map = message.GetOptions().map_entry
         for name, value in given.items():
-            fields, field = message.fields_by_name, None
+            fields = message.fields_by_name
+            field = None
             if is_map or name.isascii():  # protobuf raises SystemError for half a surrogate pair
                 field = fields.get("value" if is_map else name)
                 field = field or message.fields_by_camelcase_name.get(name)
@@ -79,7 +80,8 @@ def payload(folder: Path, roots: Sequence[str]) -> Payload:
     """
     name = Path(folder.name)
     try:
-        config, real = _read_config(folder, name), os.path.realpath(folder)
+        config = _read_config(folder, name)
+        real = os.path.realpath(folder)
         inside = Inside([*roots, real])
         entries = inside.tree(real, without=OWN_NAMES)
         sizes = {file: found.status.st_size for file, found in entries if not found.is_folder}

@@ -25,11 +25,14 @@ from adapter.relay.transport import Piece, State
 
 MAX_STREAMS = 1000
 # of a request: ModelMesh forwards the headers of its own clients
-_HEADER_BYTES, _BLOCK_BYTES = 2**15, 2**16
+_HEADER_BYTES = 2**15
+_BLOCK_BYTES = 2**16
 # beyond useful frames, however long they take; each stream may begin with one
-_MAX_SMALL_FRAMES, _SMALL_FRAMES_A_SECOND = MAX_STREAMS + 500, 10
+_MAX_SMALL_FRAMES = MAX_STREAMS + 500
+_SMALL_FRAMES_A_SECOND = 10
 _SMALL_FRAMES_OF_A_PIECE = 4  # of an answer, which its caller may acknowledge with several
-_GLITCHES_OF_A_FAULT, _GLITCHES_OF_AN_ANSWER = 10, 64
+_GLITCHES_OF_A_FAULT = 10
+_GLITCHES_OF_AN_ANSWER = 64
 _KEPT_RESETS = 2**12
 # frames of a closed stream that tell its peer nothing new: they are not answered by RST_STREAM
 _UNANSWERED = frozenset({frames.RST_STREAM, frames.WINDOW_UPDATE})
@@ -38,7 +41,8 @@ _END_STREAM = frames.END_STREAM
 _OVER = Stage.OVER  # looking up a member is slow in Python 3.11
 ODD = "Triton's answer is odd"
 _NOT_GRPC = b"gRPC only\n"
-_SHUTDOWN_PING, _SHUTDOWN_PING_SECONDS = b"lastcall", 1.0
+_SHUTDOWN_PING = b"lastcall"
+_SHUTDOWN_PING_SECONDS = 1.0
 
 
 class Shutdown(Enum):
@@ -363,7 +367,8 @@ class Downstream(Endpoint[Exchange]):
         exchange.has_data = True
         if direct_call is None:
             return True
-        length, limit = length_of(piece), self.context.max_message_bytes
+        length = length_of(piece)
+        limit = self.context.max_message_bytes
         if length > limit:
             text = f"Triton's answer is too large: {length} vs. {limit} bytes"
             self._reject_data(exchange, piece, text)
@@ -483,7 +488,8 @@ class Downstream(Endpoint[Exchange]):
             # the fallback server, which has begun with it, has limits of its own
             exchange.deadline = math.inf
         elif not exchange.is_answered:
-            seconds, limit = exchange.call.seconds, self.context.timeout_seconds
+            seconds = exchange.call.seconds
+            limit = self.context.timeout_seconds
             text = f"no answer from Triton within {limit:g} s"
             if seconds is not None and seconds < limit:
                 text = "the caller's deadline has passed"

@@ -228,7 +228,8 @@ class Endpoint(FlowControl[AnyStream]):
         is_timed = end > UNTIMED_BYTES
         while end - at >= _HEAD_BYTES:
             high, low, kind, flags, stream_id = _read_head(data, at)
-            size, start = high << 8 | low, at + _HEAD_BYTES
+            size = high << 8 | low
+            start = at + _HEAD_BYTES
             stream_id &= _MAX_STREAM
             if start + size > end:
                 if self._begin_streamed(kind, flags, stream_id, size, part(data, start, end)):
@@ -278,7 +279,8 @@ class Endpoint(FlowControl[AnyStream]):
 
     def _continue_streamed(self, data: Piece, at: int) -> int:
         """Handle more of the DATA frame that has begun; return where in `data` it ends."""
-        end, left = len(data), self._data_left
+        end = len(data)
+        left = self._data_left
         if end - at > left:
             end = at + left
         if at < end:

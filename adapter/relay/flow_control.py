@@ -20,10 +20,13 @@ _CONNECTING = State.CONNECTING  # looking up a member of an enumeration is slow 
 
 # receive windows of a stream, in which a tensor of 600 KiB comes without a pause, and of the
 # connection; the largest frame that we accept, as none may be larger than the window
-STREAM_WINDOW, CONNECTION_WINDOW = 5 * 2**17, 2**20
+STREAM_WINDOW = 5 * 2**17
+CONNECTION_WINDOW = 2**20
 MAX_FRAME = STREAM_WINDOW
 # each WINDOW_UPDATE costs a system call, and wakes the peer; less where something is written anyway
-_STREAM_CREDIT, CONNECTION_CREDIT, _SHARED_WRITE_CREDIT = 2**19, 3 * 2**18, 2**18
+_STREAM_CREDIT = 2**19
+CONNECTION_CREDIT = 3 * 2**18
+_SHARED_WRITE_CREDIT = 2**18
 # what one connection may buffer though all of them together are over the limit
 _SHARE_BYTES = 2**20
 
@@ -204,7 +207,9 @@ class FlowControl(FrameTransport, Generic[AnyStream]):
 
     def _send_frames(self, stream: AnyStream, piece: Piece, flags: int) -> None:
         """Send DATA in frames of at most `max_frame_size`."""
-        size, limit, view = len(piece), self.max_frame_size, memoryview(piece)
+        size = len(piece)
+        limit = self.max_frame_size
+        view = memoryview(piece)
         for at in range(0, size - limit, limit):
             self.out += (frames.head(limit, frames.DATA, 0, stream.id), view[at : at + limit])
         rest = size - (size - 1) // limit * limit
@@ -255,7 +260,8 @@ class FlowControl(FrameTransport, Generic[AnyStream]):
         """Send at most one turn's bytes of a stream's queue, as far as the windows reach, and then
         its end.
         """
-        queue, send_window = stream.queue, min(stream.send_window, self.send_window, _TURN_BYTES)
+        queue = stream.queue
+        send_window = min(stream.send_window, self.send_window, _TURN_BYTES)
         if not queue or send_window <= 0:
             return
         piece = queue.popleft()

@@ -179,13 +179,17 @@ def field_starts(block: bytes, limit: int) -> list[int]:
     """Return where the first fields start (RFC 7541 section 6), at most so many, and where the last
     of them ends.
     """
-    starts, at, end = [0], 0, len(block)
+    starts = [0]
+    at = 0
+    end = len(block)
     while at < end and len(starts) <= limit:
         first = block[at]
         if first & _SIZE_UPDATE_MASK == _SIZE_UPDATE:
-            prefix, strings = 0x1F, 0
+            prefix = 0x1F
+            strings = 0
         elif first & _IS_INDEXED:
-            prefix, strings = 0x7F, 0
+            prefix = 0x7F
+            strings = 0
         else:
             prefix = 0x3F if first & _IS_ADDED else 0x0F
             strings = 1 if first & prefix else 2

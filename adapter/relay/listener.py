@@ -13,7 +13,8 @@ from adapter.relay.transport import State
 from adapter.runtime import background, sockets
 from adapter.runtime.threads import REPOSITORY
 
-_TICK_SECONDS, _TICKS_A_SECOND = 0.1, 10
+_TICK_SECONDS = 0.1
+_TICKS_A_SECOND = 10
 _BACKLOG = 1024  # as at the HTTP listener
 
 log = logging.getLogger(__name__)

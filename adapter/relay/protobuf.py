@@ -16,9 +16,14 @@ _NAME_TAG = 0x0A  # field 1, delimited
 _RAW_TAG = 0x3A  # field 7, a raw tensor
 _OUTPUT_TAG = 0x2A  # field 5 of an answer to an inference, delimited
 SHORT_BYTES = 128  # in a shorter message each length is one byte
-VARINT, _FIXED64, DELIMITED, _FIXED32 = 0, 1, 2, 5
+VARINT = 0
+_FIXED64 = 1
+DELIMITED = 2
+_FIXED32 = 5
 FIXED = {_FIXED64: 8, _FIXED32: 4}
-MIN_TAG, MAX_TAG, _MAX_VARINT_BYTES = 1 << 3, 2**32 - 1, 10
+MIN_TAG = 1 << 3
+MAX_TAG = 2**32 - 1
+_MAX_VARINT_BYTES = 10
 # A message of tiny fields alone would block the event loop for seconds: one of a stream is scanned
 # four times, for up to 0.6 us a field.
 MAX_FIELDS = 2**14
@@ -67,7 +72,8 @@ def first_name(start: bytes, max_bytes: int) -> bytes | Peek:
         return Peek.COMPRESSED
     if start[0] != 0 or length_of(start) > max_bytes or start[PREFIX_BYTES] != _NAME_TAG:
         return Peek.NO
-    length, at = start[PREFIX_BYTES + 1], PREFIX_BYTES + 2
+    length = start[PREFIX_BYTES + 1]
+    at = PREFIX_BYTES + 2
     if length >= LONG:
         if len(start) <= at:
             return Peek.MORE
@@ -120,7 +126,8 @@ class NameScanner:
 
     def feed(self, piece: bytes | memoryview) -> None:
         """Scan the next bytes after the prefix."""
-        size, skip = len(piece), self._skip
+        size = len(piece)
+        skip = self._skip
         if not self._is_raw:
             self._collect(piece[:skip])
         if size <= skip:
@@ -207,7 +214,8 @@ def plain_name(message: bytes, max_bytes: int) -> bytes | None:
     end = len(message)
     if end < _LEAST_BYTES or message[0] or message[PREFIX_BYTES] != _NAME_TAG:
         return None
-    length, at = end - PREFIX_BYTES, _LEAST_BYTES + message[PREFIX_BYTES + 1]
+    length = end - PREFIX_BYTES
+    at = _LEAST_BYTES + message[PREFIX_BYTES + 1]
     if length > max_bytes or length != int.from_bytes(message[1:PREFIX_BYTES]):
         return None
     if at > end or message[PREFIX_BYTES + 1] >= LONG:
@@ -258,7 +266,8 @@ def varint(message: bytes | memoryview, at: int) -> tuple[int, int]:
 
 def encoded_field(number: int, value: bytes) -> bytes:
     """Encode a field with a `number` below 16, whose tag is one byte."""
-    size, digits = len(value), bytearray([number << 3 | DELIMITED])
+    size = len(value)
+    digits = bytearray([number << 3 | DELIMITED])
     while size >= LONG:
         digits.append(size & 0x7F | LONG)
         size >>= 7

@@ -39,7 +39,9 @@ _NAME_PREFIX_BYTES = 2**11  # the name ends within them, where the message begin
 # smaller messages are forwarded when they are complete, larger ones as they are received
 _BUFFERED_MESSAGE_BYTES = 2**18
 # looking up a member of an enumeration is slow in Python 3.11
-_ARRIVING, _WAITING, _SENDING = Stage.ARRIVING, Stage.WAITING, Stage.SENDING
+_ARRIVING = Stage.ARRIVING
+_WAITING = Stage.WAITING
+_SENDING = Stage.SENDING
 
 
 @with_own_code
@@ -87,9 +89,11 @@ class RelaySession(Downstream):
     def _handle_lost_upstream(self, upstream: Upstream) -> None:
         """Remove an upstream whose connection was lost, or never made, and fail its requests."""
         self.upstreams.remove(upstream)
-        reason, text = Reason.UNREACHABLE, "Triton cannot be reached"
+        reason = Reason.UNREACHABLE
+        text = "Triton cannot be reached"
         if upstream.was_open:
-            reason, text = Reason.BROKEN, "the connection to Triton broke"
+            reason = Reason.BROKEN
+            text = "the connection to Triton broke"
         for stream in list(upstream.streams.values()):
             upstream.forget(stream)
             self.end_unanswered(stream.exchange, reason, text)
@@ -177,7 +181,8 @@ class RelaySession(Downstream):
         an unknown method goes to the fallback server; a request that has ended without a message is
         refused, and so is one that its headers forbid.
         """
-        exchange.is_ended, call = end, exchange.call
+        exchange.is_ended = end
+        call = exchange.call
         if end and call.length:
             self.reset_faulty(exchange.id, Code.PROTOCOL_ERROR)
         elif call.http_status is not None:
@@ -208,7 +213,8 @@ class RelaySession(Downstream):
         """Handle DATA by the stage of its request: forward it, buffer it, or drop it with its
         credit. Reset the stream if its length differs from Content-Length.
         """
-        length, received = exchange.call.length, exchange.received_bytes
+        length = exchange.call.length
+        received = exchange.received_bytes
         if length is not None and (received > length or (end and received < length)):
             self.reset_faulty(exchange.id, Code.PROTOCOL_ERROR)  # RFC 9113 section 8.1.1
         elif exchange.call.http_status is not None:
@@ -228,7 +234,8 @@ class RelaySession(Downstream):
         """Forward a request that is complete in one DATA frame, as most small ones are, to Triton,
         or refuse it. Return whether the request was handled; if not, nothing was done.
         """
-        call, size = exchange.call, len(piece)
+        call = exchange.call
+        size = len(piece)
         block = call.direct
         if block is None or call.length not in {None, size} or not isinstance(piece, bytes):
             return False
@@ -344,7 +351,8 @@ class RelaySession(Downstream):
         or refuse it, as incomplete or too large.
         """
         self.release_buffer(exchange)
-        block, size = exchange.call.direct, length_of(piece)
+        block = exchange.call.direct
+        size = length_of(piece)
         exchange.remaining_bytes = PREFIX_BYTES + size
         if exchange.is_cut_off(piece, end=end):
             self._refuse_incomplete(exchange)
@@ -402,7 +410,8 @@ class RelaySession(Downstream):
         """Return the error of a message that is larger than its method allows, None for a smaller
         one.
         """
-        limit, direct = exchange.call.max_bytes, self.context.max_message_bytes
+        limit = exchange.call.max_bytes
+        direct = self.context.max_message_bytes
         if exchange.call.direct is not None and size > direct:
             limit = direct
         if limit is None or size <= limit:

@@ -127,13 +127,15 @@ class Exchange(Stream):
 
     def is_stuck(self, now: float, limits: CallerLimits) -> bool:
         """Return whether the client has not read enough of a response that is queued."""
-        taken, is_stuck = self.sent_bytes, False
+        taken = self.sent_bytes
+        is_stuck = False
         if self.unread_mark is None or self.unread_mark[1] != taken:
             self.unread_mark = (now, taken)
         if self.direct_call is not None:
             is_stuck = now - self.unread_mark[0] > limits.answer
         if self.hurry_mark is not None:
-            seconds, so_far = now - self.hurry_mark[0], taken - self.hurry_mark[1]
+            seconds = now - self.hurry_mark[0]
+            so_far = taken - self.hurry_mark[1]
             is_stuck |= seconds > limits.drain and so_far < seconds * limits.rate
         return is_stuck
 

@@ -14,7 +14,9 @@ from adapter.relay.transport import Piece, State, with_own_code
 _HEADER_BYTES = 4 * 2**20  # texts of Triton's errors may be long
 _LAST_ID = frames.MAX_STREAM - 2
 _END_STREAM = frames.END_STREAM
-_SENDING, _SENT = Stage.SENDING, Stage.SENT  # looking up a member is slow in Python 3.11
+# looking up a member is slow in Python 3.11
+_SENDING = Stage.SENDING
+_SENT = Stage.SENT
 
 
 @with_own_code
@@ -131,7 +133,9 @@ class Upstream(Endpoint[Outbound]):
 
     def handle_headers(self, flags: int, stream_id: int, block: bytes) -> None:
         """Forward the headers or trailers of a response."""
-        stream, answer, text = self.streams.get(stream_id), None, ""
+        stream = self.streams.get(stream_id)
+        answer = None
+        text = ""
         try:
             answer = self.reader.cached(block) or self.reader.read(block)
         except StreamFault as fault:

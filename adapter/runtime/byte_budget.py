@@ -42,7 +42,8 @@ _SHARES = 8
 _TICK_SECONDS = 0.05
 _WAIT_SECONDS = 10.0
 # The least rate of a body, in bytes a second, on average of so many seconds.
-_LEAST_RATE, _RATE_SECONDS = 2**16, 2.0
+_LEAST_RATE = 2**16
+_RATE_SECONDS = 2.0
 # Refusing one body takes 0.2 ms, so only so many are refused in one turn of the event loop.
 _MAX_CUTS = 32
 

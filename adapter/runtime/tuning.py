@@ -26,7 +26,9 @@ _SCHED_FLAG_RESET_ON_FORK = 1
 
 # glibc's mallopt: from which size blocks are mapped, how much freed memory is kept, and how many
 # heaps there are. Threads with heaps of their own would keep that much in each.
-_M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD, _M_ARENA_MAX = -3, -1, -8
+_M_MMAP_THRESHOLD = -3
+_M_TRIM_THRESHOLD = -1
+_M_ARENA_MAX = -8
 
 GIVE_BACK_SECONDS = 20.0
 # A full pass of the garbage collector reads every object that lives, and holds all calls: 600 ms
@@ -63,10 +65,12 @@ def _shorten_slice() -> None:
     Nothing is done under another scheduling policy than the usual, nor with a raised priority,
     which its children would lose; a kernel that refuses is left alone.
     """
-    call, nice = _SCHED_SETATTR.get(platform.machine()), os.getpriority(os.PRIO_PROCESS, 0)
+    call = _SCHED_SETATTR.get(platform.machine())
+    nice = os.getpriority(os.PRIO_PROCESS, 0)
     if call is None or nice < 0 or os.sched_getscheduler(0) != os.SCHED_OTHER:
         return
-    flags, size = _SCHED_FLAG_RESET_ON_FORK, _SCHED_ATTR.size
+    flags = _SCHED_FLAG_RESET_ON_FORK
+    size = _SCHED_ATTR.size
     wanted = _SCHED_ATTR.pack(size, os.SCHED_OTHER, flags, nice, 0, _SLICE_NANOSECONDS, 0, 0)
     ctypes.CDLL(None).syscall(call, 0, wanted, 0)
 

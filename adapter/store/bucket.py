@@ -212,7 +212,9 @@ def _refuse_another(found: StoredFile, wanted: StoredFile) -> None:
 
 def _file(meta: "ObjectMeta") -> StoredFile:
     """Describe the object. Without an ETag, size and time stand for the version."""
-    etag, size, modified = meta["e_tag"], meta["size"], meta["last_modified"].timestamp()
+    etag = meta["e_tag"]
+    size = meta["size"]
+    modified = meta["last_modified"].timestamp()
     version = etag or f"{size}-{modified:.0f}"
     is_exact = etag is not None and not etag.startswith("W/")
     return StoredFile(meta["path"], size, version, modified, is_exact)

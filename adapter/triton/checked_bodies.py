@@ -14,7 +14,10 @@ from adapter.triton.json_parameters import StreamedParametersCheck
 
 # Hostile JSON takes up to 0.1 us a byte, numbers 0.001 us: so much is checked at once, and so much
 # in one turn of the event loop, or less where that takes longer.
-AT_ONCE_BYTES, _PIECE_BYTES, _TURN_BYTES, _TURN_SECONDS = 2**18, 2**14, 2**16, 0.001
+AT_ONCE_BYTES = 2**18
+_PIECE_BYTES = 2**14
+_TURN_BYTES = 2**16
+_TURN_SECONDS = 0.001
 _GZIP_OR_ZLIB = 47
 _PACKED = frozenset({"gzip", "deflate"})
 _HEADER_LENGTH = "inference-header-content-length"
@@ -85,7 +88,8 @@ async def checked(
             await checks.feed(_cut(piece))
             yield piece
         return
-    unpacking, before = _Unpacking(max_unpacked), b""
+    unpacking = _Unpacking(max_unpacked)
+    before = b""
     async for piece in body:
         await checks.feed(unpacking.feed(piece))
         if before:

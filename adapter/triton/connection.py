@@ -92,7 +92,8 @@ class Owner(Protocol):
 # Heads of answers by their bytes, all of them of good ones that say their length: Triton says few
 # different ones, and to parse one costs a tenth of a small request.
 _KNOWN: dict[bytes, tuple[RawHeaders, int]] = {}
-_MOST_KNOWN, _KNOWN_BYTES = 512, 512
+_MOST_KNOWN = 512
+_KNOWN_BYTES = 512
 
 
 class Connection:
@@ -281,7 +282,8 @@ class Connection:
     def _time_is_up(self) -> None:
         """The timer goes on from call to call: to set one for each would cost more than to look."""
         self._timer = None
-        receiver, now = self._receiver, self._loop.time()
+        receiver = self._receiver
+        now = self._loop.time()
         if receiver is None or self._due == math.inf:
             return
         if self._is_stream:

@@ -35,7 +35,8 @@ _LENGTH = "Content-Length"
 _EXTERNAL = HeaderTable("--http-header-forward-pattern", None)
 
 # Triton 2.51 reads no media type but one: a form of more than 4 MB, curl's default, ends it.
-_JSON, _BINARY = "Content-Type: application/json", "Content-Type: application/octet-stream"
+_JSON = "Content-Type: application/json"
+_BINARY = "Content-Type: application/octet-stream"
 
 # Unread bytes of an answer from which on Triton is held back.
 _HELD_BYTES = 256 * 2**10
@@ -209,7 +210,8 @@ class HttpCall:
         self._error: BaseException | None = None
 
     async def __aenter__(self) -> Self:
-        plane, call = self._plane, self._call
+        plane = self._plane
+        call = self._call
         if isinstance(call.body, bytes) and len(call.body) > AT_ONCE_BYTES:
             size = json_bytes(call.path, call.headers)
             parameters = _parameters_check_of(call, self._hold)

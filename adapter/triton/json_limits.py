@@ -19,24 +19,31 @@ MOST_LEVELS = 1000
 # members of the request, too, and the first of several `parameters` is read once for each: an
 # object in the request counts as many members. What is in arrays, as inputs are, does not count.
 # Fewer members than `_FEW` take little time however they are arranged.
-MOST_MEMBERS, _OBJECT, _FEW = 1000, 100, 200
+MOST_MEMBERS = 1000
+_OBJECT = 100
+_FEW = 200
 
 _OTHERS = bytes(byte for byte in range(256) if byte not in b'[]{}:"')
 _ITS_VALUE = rb'[ \t\r\n]*(?::[ \t\r\n]*(?:\[([^]"[{]*))?)?'
-_PLAIN_KEY, _PLAIN_VALUE = b'"shape"', re.compile(rb'[ \t\r\n]*:[ \t\r\n]*\[([^]"[{]*)')
+_PLAIN_KEY = b'"shape"'
+_PLAIN_VALUE = re.compile(rb'[ \t\r\n]*:[ \t\r\n]*\[([^]"[{]*)')
 # a key may be written with escapes; to look for those takes twice as long
 _SHAPE = re.compile(
     rb'"(?:s|\\u0073)(?:h|\\u0068)(?:a|\\u0061)(?:p|\\u0070)(?:e|\\u0065)"' + _ITS_VALUE
 )
-_KEY_BYTES, _LONGEST_KEY = len(_PLAIN_KEY), 31
+_KEY_BYTES = len(_PLAIN_KEY)
+_LONGEST_KEY = 31
 _SHARED_MEMORY = b"shared_memory_region"
 # of all shapes of one text, whose dimensions are read one by one
-_SHAPES_BYTES, _SHORT_BYTES = 2**16, 64
-_DIGITS, _MOST_VALUES = 19, 2**63
+_SHAPES_BYTES = 2**16
+_SHORT_BYTES = 64
+_DIGITS = 19
+_MOST_VALUES = 2**63
 _BACKSLASH = ord("\\")
 _STEPS = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1, ord(":"): 0}
 _ITEM = re.compile(rb"(?<=[\[\]}])\{:*(?:\{:*\}:*)*\}")  # of an array, as inputs are
-_BRACKET, _OBJECT_IN_REQUEST = re.compile(rb"[\[\]{}]"), (ord("{"), 1)
+_BRACKET = re.compile(rb"[\[\]{}]")
+_OBJECT_IN_REQUEST = (ord("{"), 1)
 _UPPER = (3).__gt__  # the level of the request's members, or of the members of an object in it
 
 
@@ -46,7 +53,8 @@ def _values(dimensions: bytes) -> int:
 
 
 def _all_values(dimensions: bytes) -> int:
-    values, most = 1, 0
+    values = 1
+    most = 0
     for text in dimensions.split(b","):
         digits = text.strip().removeprefix(b"-")
         if len(digits) > _DIGITS or values > _MOST_VALUES:

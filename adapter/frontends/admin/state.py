@@ -56,7 +56,8 @@ class Query:
 
 def parse_query(query: Mapping[str, str]) -> Query:
     """Raise InvalidRequest."""
-    most, order = query.get("models"), query.get("sort")
+    most = query.get("models")
+    order = query.get("sort")
     if most is not None and (_DIGITS.fullmatch(most) is None or int(most) > _MOST):
         raise InvalidRequest(f"models={most[:50]!r}: a number up to {_MOST} is accepted")
     name = order and order.removeprefix("-")
@@ -108,7 +109,8 @@ class DebugState:
 
     async def _collect(self, query: Query) -> "_Look":
         """Look at all models, but at few at a time."""
-        look, now = _Look(), clock.monotonic()
+        look = _Look()
+        now = clock.monotonic()
         order = _ORDERS[query.order] if query.order else _as_it_comes
         for at, record in enumerate(self._registry.records(), 1):
             held = self._state.held(record)
@@ -163,7 +165,8 @@ class DebugState:
         }
 
     def _worst(self) -> dict[str, Any] | None:
-        registry, past = self._registry, clock.wall() - clock.monotonic()
+        registry = self._registry
+        past = clock.wall() - clock.monotonic()
 
         def answered_at(model_id: ModelId) -> float:
             record = registry.get(model_id)
@@ -347,7 +350,8 @@ def _describe_on_demand(
     """Return what is known of the stores and their models; None without a store."""
     if stores is None:
         return None
-    (count, size_bytes), disk = stores.unused(), stores.disk()
+    count, size_bytes = stores.unused()
+    disk = stores.disk()
     models = [record for record in stores.models() if text in record.id.casefold()]
     if most is not None:
         coming = [each for each in models if each.state in _MOVING][:most]

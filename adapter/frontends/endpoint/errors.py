@@ -24,15 +24,19 @@ from adapter.frontends.status import MODEL_ERROR, aws_status
 # The SDKs give this name to the only variant of an endpoint.
 VARIANT = "AllTraffic"
 CACHE = "X-Triton-Adapter-Cache"
-VARIANT_HEADER, REQUEST_ID = "x-Amzn-Invoked-Production-Variant", "x-amzn-RequestId"
+VARIANT_HEADER = "x-Amzn-Invoked-Production-Variant"
+REQUEST_ID = "x-amzn-RequestId"
 _MAX_MESSAGE = 2048
-_CLIENT, _SERVER = 400, 500
+_CLIENT = 400
+_SERVER = 500
 # AWS says that a container gave no answer in time by a status that there is not.
 _NO_STATUS = 0
-_BUSY, _OURS = 503, 500
+_BUSY = 503
+_OURS = 500
 _RETRY_MS = 1000
 # There is no account here; the ARN has the form that clients expect.
-ACCOUNT, _REGION = "000000000000", "us-east-1"
+ACCOUNT = "000000000000"
+_REGION = "us-east-1"
 _SCOPE = re.compile(r"Credential=[^/,]+/[0-9]{8}/([a-z0-9-]{1,32})/sagemaker/")
 
 
@@ -127,7 +131,8 @@ def _describe_model_error(error: AdapterError, call_info: CallInfo) -> dict[str,
     form of its sentence.
     """
     own = own_refusal(error, call_info.model_id)
-    status, message = own.status, own.body
+    status = own.status
+    message = own.body
     if isinstance(error, BackendTimeout):
         status = _NO_STATUS
         message = (

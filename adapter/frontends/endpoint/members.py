@@ -22,7 +22,8 @@ TARGET_MODEL = "X-Amzn-SageMaker-Target-Model"
 COMPONENT = "X-Amzn-SageMaker-Inference-Component"
 
 _NAME = r"[a-zA-Z0-9](-*[a-zA-Z0-9])*"
-_ASCII, _PRINTED = r"[\x00-\x7f]*", r"[\x21-\x7e][\x20-\x7e]*"
+_ASCII = r"[\x00-\x7f]*"
+_PRINTED = r"[\x21-\x7e][\x20-\x7e]*"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +83,8 @@ def read_members(endpoint: str, headers: Headers, *, is_stream: bool) -> Members
     """Return the members of a call from its headers. Raise InvalidCall with all that is wrong with
     them, in the words of AWS.
     """
-    found, problems = {}, [*_ENDPOINT.problems(endpoint)]
+    found = {}
+    problems = [*_ENDPOINT.problems(endpoint)]
     for member in _STREAM if is_stream else _INVOKE:
         values = headers.getall(member.header, ())
         if len(values) > 1 and member.name != "accept":

@@ -22,7 +22,9 @@ _AUTHORIZATION = re.compile(
 )
 _TIME = re.compile(r"[0-9]{8}T[0-9]{6}Z")
 _HASH_FORM = re.compile(r"[0-9a-f]{64}")
-_HASH, _DATE, _HOST = "x-amz-content-sha256", "x-amz-date", "host"
+_HASH = "x-amz-content-sha256"
+_DATE = "x-amz-date"
+_HOST = "host"
 # What else means something must be signed where it is there: all of the service's own, and what
 # says how the body is read.
 _SIGNED_IF_THERE = ("x-amzn-sagemaker-", "x-amz-", "content-type", "content-encoding")

@@ -23,7 +23,8 @@ from adapter.relay.protobuf import (
     varint,
 )
 
-_ID_BIN, _ID = "mm-model-id-bin", "mm-model-id"
+_ID_BIN = "mm-model-id-bin"
+_ID = "mm-model-id"
 
 # grpc writes its own headers of one hop, and ModelMesh's are for the adapter
 _OF_THE_HOP = OF_THE_CONNECTION | {"content-type", "triton_grpc_error", "user-agent"}
@@ -111,8 +112,10 @@ def with_field(message: bytes, number: int, value: bytes) -> bytes:
 
 def _occurrences(message: bytes, number: int) -> list[tuple[int, int, int]]:
     """Return the start of each occurrence, of its value, and their end."""
-    wanted, found = number << 3 | DELIMITED, []
-    at, end = 0, len(message)
+    wanted = number << 3 | DELIMITED
+    found = []
+    at = 0
+    end = len(message)
     try:
         for _ in range(MAX_FIELDS):
             if at >= end:

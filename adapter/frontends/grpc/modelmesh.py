@@ -114,7 +114,8 @@ class ModelRuntime:
         """Load idempotently: after NOT_FOUND ModelMesh loads again, at times without an unload."""
         model_id = parse_model_id(request.modelId)
         key = parse_key(request.modelKey)
-        source, seconds = _read_source(request, key), self._options.load_seconds
+        source = _read_source(request, key)
+        seconds = self._options.load_seconds
         size = self._sizes.begin_load(model_id, source.url, key)
         try:
             record = await self._with_triton(
@@ -213,7 +214,8 @@ class ModelRuntime:
         of Triton interrupts `act`, it is repeated once, within `again`: it may be what ended
         Triton.
         """
-        deadline, was_broken_off = clock.monotonic() + seconds, False
+        deadline = clock.monotonic() + seconds
+        was_broken_off = False
         while True:
             try:
                 async with again if was_broken_off else nullcontext():
@@ -235,7 +237,8 @@ class ModelRuntime:
         """Unload a model, also one whose id no load accepts: ModelMesh repeats failed unloads for
         15 minutes.
         """
-        model_id, seconds = ModelId(request.modelId), self._options.unload_seconds
+        model_id = ModelId(request.modelId)
+        seconds = self._options.unload_seconds
         for wait in self._waiting.get(model_id, ()):
             wait.cancel()
         is_known = self._registry.get(model_id) is not None

@@ -152,7 +152,8 @@ def answer_type(accept: str, types: ContentTypes, *, is_choosing: bool) -> str:
 
     chosen = max(offered, key=rank)
     if rank(chosen)[0] == 0:
-        asked, made = accept[:_MAX_QUOTED], ", ".join(offered)
+        asked = accept[:_MAX_QUOTED]
+        made = ", ".join(offered)
         allows = f"Accept {asked!r} allows, by a q above 0 and up to 1, none of the types"
         raise NotAcceptable(f"{allows} that an answer can be: {made}")
     return chosen
@@ -160,7 +161,8 @@ def answer_type(accept: str, types: ContentTypes, *, is_choosing: bool) -> str:
 
 def _offered(types: ContentTypes, *, is_choosing: bool) -> list[str]:
     """Return the types that an answer of the model can be of, the preferred ones first."""
-    found, outputs = [JSON, binary.MEDIA_TYPE], types.outputs
+    found = [JSON, binary.MEDIA_TYPE]
+    outputs = types.outputs
     if is_choosing or not outputs:
         return [*found, *(codec.media_type for codec in CODECS if codec.is_answer)]
     if len(outputs) > 1:
@@ -287,7 +289,9 @@ async def as_answer(found: V2Answer, answer_type: str) -> Converted:
         name = str(output["name"])[:100]
         why = f"output {name!r} cannot be {answer_type}: {error}"
         raise NotAcceptable(f"{why}; {_ALWAYS}") from error
-    source, front, skip = values.source, values.front, values.skip
+    source = values.source
+    front = values.front
+    skip = values.skip
     headers = {
         "Content-Type": answer_type + codec.parameters,
         "Content-Length": str(len(front) + values.size),
@@ -300,7 +304,8 @@ async def as_answer(found: V2Answer, answer_type: str) -> Converted:
 
 async def _tensor(found: V2Answer) -> tuple[dict[str, Any], Values]:
     """Return the output's description, and its values."""
-    head_size, length = found.json_header_bytes, found.content_length
+    head_size = found.json_header_bytes
+    length = found.content_length
     if head_size is None and (length is None or length > MAX_TEXT_BYTES):
         why = f"an answer in JSON of more than {MAX_TEXT_BYTES} bytes is not converted"
         raise NotAcceptable(f"{why}; ask for it as binary data")
@@ -340,7 +345,8 @@ def _split_last_values(text: bytes) -> tuple[bytes, list[bytes] | None]:
     front, mark, more = text.rpartition(_DATA)
     if not mark:
         return text, None
-    at, pieces = 0, []
+    at = 0
+    pieces = []
     while (found := _VALUES.match(more, at)) is not None:
         at = found.end()
         pieces.append(b"[" + found[0].removesuffix(b",") + b"]")

@@ -21,7 +21,8 @@ from adapter.telemetry.metrics import own_version
 if TYPE_CHECKING:
     from adapter.frontends.http.serve import Handle
 
-_DEFAULT_PAGE, _MAX_PAGE = 100, 1000
+_DEFAULT_PAGE = 100
+_MAX_PAGE = 1000
 _MAX_FIELDS = 100  # of a query
 _LIMIT = re.compile(r"[0-9]{1,6}")
 _DOCUMENTATION = "README.md and docs/ of this version's source; `triton-adapter --help`"
