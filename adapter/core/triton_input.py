@@ -60,14 +60,14 @@ class Unclassified:
         return self.strings | self.varying if has_empty_input else self.strings
 
 
-def region_refusal() -> InvalidRequest:
+def make_region_refusal() -> InvalidRequest:
     """Return the refusal of a request that names a region of shared memory."""
     return InvalidRequest(
         f"{REGION} is not taken here; see docs/v2.md#calls-about-the-whole-server"
     )
 
 
-def classification_refusal(what: str) -> InvalidRequest:
+def make_classification_refusal(what: str) -> InvalidRequest:
     """Return the refusal of a `classification` that may end Triton."""
     return InvalidRequest(
         f"{CLASSIFICATION} of {what} is not possible: it has strings, or may have no elements, as"
@@ -87,13 +87,14 @@ class HeaderTable:
             _match_any if arguments is None else _compile_pattern(_read_flag(flag, arguments))
         )
 
-    def passes(self, name: str) -> bool:
+    def should_pass(self, name: str) -> bool:
         """Return whether a header, whose name is in lower case, goes to Triton as it came."""
-        is_others = name not in _NEVER and bool(self._matches(name))
-        return is_others or name in _AS_THEY_CAME
+        is_for_models = name not in _NEVER and bool(self._matches(name))
+        return is_for_models or name in _AS_THEY_CAME
 
-    def written(self, headers: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
-        """Return the headers of a request over HTTP as Triton is handed them.
+    def rewrite(self, headers: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+        """Return the headers for Triton of a request over HTTP: those that pass as they came, and
+        those that Triton parses written anew.
 
         Raises InvalidRequest if Inference-Header-Content-Length is not a number.
         """
@@ -104,18 +105,20 @@ class HeaderTable:
             if key == "accept-encoding":
                 encodings.append(value)
             elif key == "content-encoding":
-                if (coding := value.strip().lower()) in _PACKED:
+                coding = value.strip().lower()
+                if coding in _PACKED:
                     passed.append(("Content-Encoding", coding))
             elif key == "inference-header-content-length":
                 passed.append(("Inference-Header-Content-Length", _read_number(value)))
-            elif self.passes(key) and (key not in _AS_THEY_CAME or _is_printable(value)):
+            elif self.should_pass(key) and (key not in _AS_THEY_CAME or _is_printable(value)):
                 passed.append((name, value))
-        if (accepted := accepted_encoding(",".join(encodings))) is not None:
+        accepted = choose_encoding(",".join(encodings))
+        if accepted is not None:
             passed.append(("Accept-Encoding", accepted))
         return passed
 
 
-def accepted_encoding(value: str) -> str | None:
+def choose_encoding(value: str) -> str | None:
     """Return the compression that a caller likes best and Triton can make; None for no compression.
 
     Among codings of one weight the first counts, as for Triton. A weight that is not one of RFC

@@ -85,7 +85,7 @@ class Downstream(Endpoint[Exchange]):
 
     # -- the connection ---------------------------------------------------------------------
 
-    def lost(self) -> None:
+    def handle_lost(self) -> None:
         """Forget all streams: the client cannot be answered any more."""
         if self._shutdown_timer is not None:
             self._shutdown_timer.cancel()
@@ -340,7 +340,7 @@ class Downstream(Endpoint[Exchange]):
         direct_call = exchange.direct_call
         if direct_call is not None and answer.status != 0:
             status = _UNKNOWN if answer.status is None else answer.status
-            self._fail_direct(exchange, direct_call, direct_call.fault(status, answer.text))
+            self._fail_direct(exchange, direct_call, direct_call.make_error(status, answer.text))
             return
         exchange.enter(_OVER)
         if direct_call is not None:
@@ -375,7 +375,7 @@ class Downstream(Endpoint[Exchange]):
             return False
         is_short = length < SHORT_BYTES and len(piece) == PREFIX_BYTES + length
         if is_short and has_no_outputs(piece, PREFIX_BYTES):
-            direct_call.answered_nothing()
+            direct_call.note_missing_outputs()
         return True
 
     def _reject_data(self, exchange: Exchange, piece: Piece, text: str) -> None:
@@ -426,7 +426,7 @@ class Downstream(Endpoint[Exchange]):
             self._fail_direct(exchange, exchange.direct_call, error)
         else:
             self._detach(exchange)
-            self._end_with(exchange, *self.context.policy.worded(error))
+            self._end_with(exchange, *self.context.policy.word_error(error))
 
     def _fail_direct(self, exchange: Exchange, call: DirectCall, error: Exception) -> None:
         """Stop waiting for Triton, and answer in a task: the policy may have to ask for Triton's
@@ -460,7 +460,9 @@ class Downstream(Endpoint[Exchange]):
             return
         call = exchange.call
         policy = self.context.policy
-        status, text, more = policy.refused(call.path, error, call.metadata_name, call.headers)
+        status, text, more = policy.report_refusal(
+            call.path, error, call.metadata_name, call.headers
+        )
         self._detach(exchange)
         self._end_with(exchange, status, text, more)
 
@@ -496,7 +498,7 @@ class Downstream(Endpoint[Exchange]):
             self.fail(exchange, RelayError(Reason.LATE, text))
         elif exchange.queue:
             late = RelayError(Reason.LATE, "the answer was not read in time")
-            self._end_with(exchange, *self.context.policy.worded(late))
+            self._end_with(exchange, *self.context.policy.word_error(late))
 
     def discard(self, exchange: Exchange, piece: Piece, *, end: bool) -> None:
         """Drop DATA of a request that is not gRPC; answer when the request ends."""

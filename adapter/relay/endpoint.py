@@ -424,7 +424,7 @@ class Endpoint(FlowControl[AnyStream]):
             raise ConnectionFault(Code.FRAME_SIZE_ERROR, "SETTINGS that are acknowledged")
         elif not self.is_acknowledged:
             self.is_acknowledged = True
-            self.reader.table_size_acknowledged()
+            self.reader.expect_size_update()
 
     def _apply_settings(self, values: list[tuple[int, int]]) -> None:
         """Apply the last value of each setting: nothing is sent between two of one frame."""

@@ -23,7 +23,7 @@ class FallbackQueue:
         """Return whether a call may go to the server at once."""
         return self._not_begun < MAX_NOT_BEGUN and not self._waiting
 
-    def sent(self) -> None:
+    def count_sent(self) -> None:
         """Count a call that goes to the server."""
         self._not_begun += 1
 
@@ -31,8 +31,8 @@ class FallbackQueue:
         """Call `send` when it is this connection's turn."""
         self._waiting.setdefault(connection, deque()).append(send)
 
-    def begun(self) -> None:
-        """Note that the server begins with a call."""
+    def count_begun(self) -> None:
+        """Count a call that the server begins with, and send calls that have waited for that."""
         self._has_begun = True
         self._not_begun = max(0, self._not_begun - 1)
         self._send_more()

@@ -89,15 +89,15 @@ class HeaderReader(Generic[T]):
         # returns the meaning of a block that is cached
         self.cached: Callable[[bytes], T | None] = lambda _: None
 
-    def table_size_acknowledged(self) -> None:
+    def expect_size_update(self) -> None:
         """Expect the peer's next block to start with a table size update (RFC 7541 section 4.2).
 
         A peer that omits it, as grpc-okhttp does, still has its table.
         """
         self._is_acknowledged = True
-        self._forget_table()
+        self._start_caching()
 
-    def _forget_table(self) -> None:
+    def _start_caching(self) -> None:
         """Cache every block from here on, if the peer has given up its table for good."""
         if self._is_acknowledged and self._decoder.header_table_size == 0:
             self._has_table = False
@@ -172,7 +172,7 @@ class HeaderReader(Generic[T]):
         if self._is_acknowledged:
             self._decoder.max_allowed_table_size = 0
         self._decoder.decode(field, raw=True)
-        self._forget_table()
+        self._start_caching()
 
 
 def field_starts(block: bytes, limit: int) -> list[int]:

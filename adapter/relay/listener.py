@@ -73,7 +73,7 @@ class RelayListener:
 
     def fallback_began(self) -> None:
         """Note that the fallback server begins with a call."""
-        _guarded(self._context.fallback_queue.begun)
+        _guarded(self._context.fallback_queue.count_begun)
 
     async def _tick(self) -> None:
         """Check the requests of each session; once a second also each connection. Called ten times

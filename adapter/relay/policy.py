@@ -111,7 +111,7 @@ class DirectCall(Protocol):
     def answered(self) -> None:
         """End the call: Triton succeeded."""
 
-    def answered_nothing(self) -> None:
+    def note_missing_outputs(self) -> None:
         """Note that Triton's answer has none of the model's outputs."""
 
     def cancelled(self) -> None:
@@ -128,7 +128,7 @@ class DirectCall(Protocol):
     def ended(self, error: Exception | None = None) -> None:
         """End an abandoned call, which Triton has finished, or broken off with `error`."""
 
-    def fault(self, status: int, text: str) -> Exception:
+    def make_error(self, status: int, text: str) -> Exception:
         """Return the error that Triton's status means. The call does not end."""
 
     async def failed(self, error: Exception, *, is_over: bool) -> Status:
@@ -147,12 +147,12 @@ class RoutingPolicy(Protocol):
     def max_bytes(self, path: bytes) -> int | None:
         """Return the limit of a message that goes to the fallback server; None for streams."""
 
-    def refused(
+    def report_refusal(
         self, path: bytes, error: Exception, metadata_name: str | None, headers: Headers
     ) -> Status:
         """Log and count a call that was not forwarded; return the status to answer it with."""
 
-    def worded(self, error: RelayError) -> Status:
+    def word_error(self, error: RelayError) -> Status:
         """Return the status to answer an error with. It is not counted: the fallback server counts
         the call, or nobody does.
         """
@@ -165,9 +165,9 @@ class RoutingPolicy(Protocol):
         answer a complete message with it at once.
         """
 
-    async def ready(self, name: bytes, metadata_name: str | None) -> Exception | None:
-        """Wait until the model takes inferences, for which it may be loaded; return why it does
-        not.
+    async def wait_until_ready(self, name: bytes, metadata_name: str | None) -> Exception | None:
+        """Wait until the model takes inferences, for which it may be loaded. Return None then, or
+        the error that keeps the model from taking them.
         """
 
 

@@ -100,13 +100,13 @@ class RelaySession(Downstream):
 
     # -- the session ------------------------------------------------------------------------
 
-    def lost(self) -> None:
+    def handle_lost(self) -> None:
         """Cancel the client's requests, and close the upstream connections that work on none."""
-        super().lost()
+        super().handle_lost()
         for upstream in list(self.upstreams):
             upstream.close_if_done()
 
-    def gone(self) -> None:
+    def handle_closed(self) -> None:
         """End if the client and all upstreams have gone."""
         if self.state is State.CLOSED and not self.upstreams:
             self.ended.set()
@@ -190,7 +190,7 @@ class RelaySession(Downstream):
         elif (error := call.refusal or self.count_stream(exchange)) is not None:
             self.refuse(exchange, error)
         elif call.max_bytes is None:
-            self._to_fallback(exchange, b"", end=end)
+            self._route_to_fallback(exchange, b"", end=end)
         else:
             self._refuse_incomplete(exchange)
 
@@ -364,7 +364,7 @@ class RelaySession(Downstream):
         elif (error := self._find_excess(exchange, size)) is not None:
             self._handle_too_large(exchange, name, piece, error)
         else:
-            self._to_fallback(exchange, piece, end=end)
+            self._route_to_fallback(exchange, piece, end=end)
 
     def _handle_too_large(
         self, exchange: Exchange, name: bytes | Peek, piece: Piece, error: RelayError
@@ -397,7 +397,7 @@ class RelaySession(Downstream):
         """Wait until the model of a large message takes inferences, then route the message, or
         refuse it with the reason why the model does not.
         """
-        error = await self.context.policy.ready(name, exchange.call.metadata_name)
+        error = await self.context.policy.wait_until_ready(name, exchange.call.metadata_name)
         exchange.wait = None
         if error is not None:
             self.refuse(exchange, error)
@@ -454,7 +454,7 @@ class RelaySession(Downstream):
 
     # -- forwarding -------------------------------------------------------------------------
 
-    def _to_fallback(self, exchange: Exchange, piece: Piece, *, end: bool) -> None:
+    def _route_to_fallback(self, exchange: Exchange, piece: Piece, *, end: bool) -> None:
         """Send a call to the fallback server; a small one in its turn."""
         if self.context.fallback_queue.has_room or exchange.body is not None:
             self._send_fallback(exchange, piece, end=end)
@@ -475,7 +475,7 @@ class RelaySession(Downstream):
 
     def _send_fallback(self, exchange: Exchange, piece: Piece, *, end: bool) -> None:
         """Send the headers and the first bytes of a call to the fallback server."""
-        self.context.fallback_queue.sent()
+        self.context.fallback_queue.count_sent()
         if exchange.body is None:
             exchange.messages = FallbackMessages(exchange, self, self.refuse)
         self._open(exchange, exchange.call.fallback, is_triton=False, end=end and not piece)

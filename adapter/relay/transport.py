@@ -93,11 +93,11 @@ class FrameTransport(asyncio.Protocol, ABC):
         """Send `code` to the peer, and close the connection."""
 
     @abstractmethod
-    def lost(self) -> None:
+    def handle_lost(self) -> None:
         """Handle that the connection is CLOSING: it is unusable. Called once."""
 
     @abstractmethod
-    def gone(self) -> None:
+    def handle_closed(self) -> None:
         """Handle that the connection is CLOSED."""
 
     # -- asyncio ----------------------------------------------------------------------------
@@ -113,12 +113,14 @@ class FrameTransport(asyncio.Protocol, ABC):
         self.flush_all()  # the frames that were queued before, SETTINGS first
 
     def connection_lost(self, _: Exception | None) -> None:
-        """Call `lost` unless that was done, mark the connection as CLOSED, and call `gone`."""
+        """Call `handle_lost` unless that was done, mark the connection as CLOSED, and call
+        `handle_closed`.
+        """
         if self._abort is not None:
             self._abort.cancel()
         self._lose()
         self.state = _CLOSED
-        self.gone()
+        self.handle_closed()
         self.flush_all()
 
     def pause_writing(self) -> None:
@@ -207,13 +209,13 @@ class FrameTransport(asyncio.Protocol, ABC):
         elif transport is None:
             self._lose()
             self.state = _CLOSED
-            self.gone()
+            self.handle_closed()
 
     def _lose(self) -> None:
-        """Mark the connection as CLOSING, and call `lost`, unless that was done."""
+        """Mark the connection as CLOSING, and call `handle_lost`, unless that was done."""
         if self.state < _CLOSING:
             self.state = _CLOSING
-            self.lost()
+            self.handle_lost()
 
 
 def with_own_code(cls: type[T]) -> type[T]:

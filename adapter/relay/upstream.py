@@ -53,14 +53,14 @@ class Upstream(Endpoint[Outbound]):
         """Write the queued frames of all connections of the client's session."""
         self._downstream.flush_all()
 
-    def lost(self) -> None:
+    def handle_lost(self) -> None:
         """Tell the session that this connection is lost, which fails its requests."""
         self.is_ending = True
         self._on_lost(self)
 
-    def gone(self) -> None:
+    def handle_closed(self) -> None:
         """End the session if this was its last connection."""
-        self._downstream.gone()
+        self._downstream.handle_closed()
 
     def handle_goaway(self, last_stream_id: int) -> None:
         """Fail the streams that the server did not process; the others continue."""

@@ -237,7 +237,7 @@ class GrpcDataPlane:
         return record.is_decoupled
 
     def _sent(self, metadata: RpcMetadata) -> Any:
-        return tuple((key, value) for key, value in metadata if self._metadata.passes(key))
+        return tuple((key, value) for key, value in metadata if self._metadata.should_pass(key))
 
     def _method(self, name: str) -> _UnaryMethod:
         if (method := self._methods.get(name)) is None:

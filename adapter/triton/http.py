@@ -416,7 +416,7 @@ def head_of(call: V2Call, host: str, table: HeaderTable = _EXTERNAL, *, key: str
     lines = [f"{call.method} /v2{call.path} HTTP/1.1", f"Host: {host}"]
     if key:
         lines.append(f"{HTTP_KEY_HEADER}: {key}")
-    lines += [f"{name}: {value}" for name, value in table.written(call.headers.items())]
+    lines += [f"{name}: {value}" for name, value in table.rewrite(call.headers.items())]
     if call.method == "POST":
         is_binary = any(name.lower() == _HEADER_LENGTH.lower() for name in call.headers)
         lines.append(_BINARY if is_binary else _JSON)

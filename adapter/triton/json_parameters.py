@@ -14,8 +14,8 @@ from adapter.core.triton_input import (
     CLASSIFICATION,
     REGION,
     Unclassified,
-    classification_refusal,
-    region_refusal,
+    make_classification_refusal,
+    make_region_refusal,
 )
 from adapter.errors import InvalidRequest
 
@@ -40,7 +40,7 @@ def check_parameters(text: bytes, record: ServedModel, *, shares_memory: bool) -
     if not _mentions_parameter(text):
         return
     if not shares_memory and _REGION_KEY.search(text):
-        raise region_refusal()
+        raise make_region_refusal()
     outputs = record.unclassified
     can_be_refused = outputs is None or outputs.list_refused(has_empty_input=True)
     if can_be_refused and _CLASSIFICATION_KEY.search(text):
@@ -77,7 +77,7 @@ def _check_classification(text: bytes, outputs: Unclassified | None) -> None:
     for name in classified:
         # Triton reads no name beyond a null byte
         if refused is None or name.partition("\0")[0] in refused:
-            raise classification_refusal(f"output {name!r}")
+            raise make_classification_refusal(f"output {name!r}")
 
 
 class StreamedParametersCheck:
@@ -117,12 +117,12 @@ class StreamedParametersCheck:
             return
         if _mentions_parameter(self._text):
             if not self._shares_memory and _REGION_KEY.search(self._text):
-                raise region_refusal()
+                raise make_region_refusal()
             if _CLASSIFICATION_KEY.search(self._text):
                 self._has_classification = True
         outputs = self._record.unclassified
         if self._has_classification and (
             outputs is None or outputs.list_refused(has_empty_input=has_empty_input)
         ):
-            raise classification_refusal("an output of the model")
+            raise make_classification_refusal("an output of the model")
         self._text = self._text[-_LONGEST_KEY:]

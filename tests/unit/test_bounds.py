@@ -11,7 +11,7 @@ MANY = 10_100
 def test_header_blocks_and_fields_over_grpc():
     caches = HeaderBlockCache(len)
     reader = HeaderReader(caches, 2**15)
-    reader.table_size_acknowledged()
+    reader.expect_size_update()
     reader.read(b"\x20")  # the table is gone
     for number in range(MANY):
         reader.read(encoded([(b"name", b"%d" % number)]))

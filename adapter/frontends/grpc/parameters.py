@@ -9,7 +9,12 @@ from google.protobuf.message import DecodeError
 from tritonclient.grpc import service_pb2 as pb
 
 from adapter.control.door import ModelRecord
-from adapter.core.triton_input import CLASSIFICATION, REGION, classification_refusal, region_refusal
+from adapter.core.triton_input import (
+    CLASSIFICATION,
+    REGION,
+    make_classification_refusal,
+    make_region_refusal,
+)
 from adapter.errors import InvalidRequest
 
 _CLASSIFICATION = CLASSIFICATION.encode()
@@ -40,11 +45,11 @@ def check_parameters(
         raise InvalidRequest("the message is no ModelInferRequest") from error
     tensors = (*request.inputs, *request.outputs)
     if has_region and (not is_whole or any(REGION in tensor.parameters for tensor in tensors)):
-        raise region_refusal()
+        raise make_region_refusal()
     if may_classify and not is_whole:
-        raise classification_refusal("an output of the model")
+        raise make_classification_refusal("an output of the model")
     for output in request.outputs if may_classify else ():
         # Triton reads no name beyond a null byte
         is_refused = outputs is None or output.name.partition("\0")[0] in outputs
         if is_refused and CLASSIFICATION in output.parameters:
-            raise classification_refusal(f"output {output.name!r}")
+            raise make_classification_refusal(f"output {output.name!r}")

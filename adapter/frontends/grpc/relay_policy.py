@@ -125,7 +125,7 @@ class RelayPolicy:
         """
         if header.startswith(_OF_GRPC):
             return header in _FOR_TRITON
-        return header in _FOR_TRITON or self._metadata.passes(header.decode("latin-1"))
+        return header in _FOR_TRITON or self._metadata.should_pass(header.decode("latin-1"))
 
     def route(self, found: Mapping[bytes, bytes]) -> tuple[bool, str | None]:
         """Return whether a call with these headers may go direct, and the metadata's model id."""
@@ -148,7 +148,7 @@ class RelayPolicy:
             return limits.stream
         return limits.unary if path in _UNARY else None
 
-    def worded(self, error: RelayError) -> Status:
+    def word_error(self, error: RelayError) -> Status:
         """Return the status to answer an error with. It is not counted: the fallback server counts
         the call, or nobody does.
         """
@@ -156,7 +156,7 @@ class RelayPolicy:
         code, text = grpc_status(ours, is_of_mesh=False)
         return int(code.value[0]), text, _list_trailers(ours)
 
-    def refused(
+    def report_refusal(
         self, path: bytes, error: Exception, mesh_id: str | None, headers: Headers
     ) -> Status:
         """Log and count a call that was not forwarded; return the status to answer it with."""
@@ -213,7 +213,7 @@ class RelayPolicy:
         """Return whether a mesh, which loads the models itself, has sent the call."""
         return mesh_id is not None and not self._loads_on_demand
 
-    async def ready(self, name: bytes, mesh_id: str | None) -> Exception | None:
+    async def wait_until_ready(self, name: bytes, mesh_id: str | None) -> Exception | None:
         """Wait until the model takes inferences, for which it may be loaded. Return None, or the
         error that keeps it from them, which may be a bug.
         """
@@ -222,7 +222,7 @@ class RelayPolicy:
             if self.is_of_mesh(mesh_id):
                 self.triton.refuse_lost(model_id)
             await self._wait_for_lease(model_id, self._load_wait_seconds)
-        except Exception as error:  # noqa: BLE001 - `refused` logs a bug, and words the answer
+        except Exception as error:  # noqa: BLE001 - `report_refusal` logs a bug, and words the answer
             return error
         return None
 
@@ -300,7 +300,7 @@ class _DirectCall(CountedRequest):
         self._lease.end(None, now)
         self.count("OK", now=now)
 
-    def answered_nothing(self) -> None:
+    def note_missing_outputs(self) -> None:
         """Record at the model that Triton's answer has none of its outputs."""
         self._lease.note_missing_outputs()
 
@@ -322,7 +322,7 @@ class _DirectCall(CountedRequest):
         """
         self._lease.end(None if error is None else _convert_relay_error(error))
 
-    def fault(self, status: int, text: str) -> AdapterError:
+    def make_error(self, status: int, text: str) -> AdapterError:
         """Return the error that Triton's status means."""
         code = _CODES.get(status, grpc.StatusCode.UNKNOWN)
         record = self._lease.record

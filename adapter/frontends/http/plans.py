@@ -342,7 +342,7 @@ class Heads:
         """Write the header lines for Triton, without those that it must not get."""
         dropped = {_HEADER_LENGTH.decode(), *leave_out}
         pairs = [pair for pair in fields.items() if pair[0].lower() not in dropped]
-        lines = [f"{name}: {value}\r\n" for name, value in self._headers.written(pairs)]
+        lines = [f"{name}: {value}\r\n" for name, value in self._headers.rewrite(pairs)]
         return "".join(lines).encode("utf-8", "surrogateescape")
 
 

@@ -234,7 +234,7 @@ def test_block_by_fields_means_the_whole_block(blocks, garbage, huffman):
     made = [encoder.encode(headers, huffman=huffman) for headers in blocks]
     for block in (*made, *map(encoded, blocks), garbage, *(block + garbage for block in made)):
         reader, other = HeaderReader(meanings, 2**15), Decoder()
-        reader.table_size_acknowledged()
+        reader.expect_size_update()
         reader.read(b"\x20")  # an update of the table's size to 0; without one it has a table
         other.max_allowed_table_size = other.header_table_size = 0
         assert reading(reader.read, block) == whole(other, block)

@@ -25,14 +25,14 @@ class Session:
         self._queue.wait(self, partial(self._send, exchange))
 
     def _send(self, exchange: object) -> None:
-        self._queue.sent()
+        self._queue.count_sent()
         self._sent.append(exchange)
 
 
 async def test_calls_that_never_begin_keep_nobody_waiting():
     queue, sent = FallbackQueue(), []
     for _ in range(MAX_NOT_BEGUN):
-        queue.sent()
+        queue.count_sent()
     Session(queue, sent).wait("waits")
     await queue.forget_cancelled()
     assert sent == ["waits"]
@@ -45,7 +45,7 @@ async def test_slow_server_gets_no_more_calls():
     """
     queue, sent = FallbackQueue(), []
     for _ in range(MAX_NOT_BEGUN):
-        queue.sent()
+        queue.count_sent()
     session = Session(queue, sent)
     for i in range(10):
         session.wait(i)
@@ -53,7 +53,7 @@ async def test_slow_server_gets_no_more_calls():
     async def begin_after_turns() -> None:
         for _ in range(5):
             await asyncio.sleep(0)
-        queue.begun()
+        queue.count_begun()
 
     beginning = asyncio.create_task(begin_after_turns())
     await queue.forget_cancelled()

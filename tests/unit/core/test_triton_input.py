@@ -2,7 +2,7 @@
 
 import pytest
 
-from adapter.core.triton_input import HeaderTable, accepted_encoding
+from adapter.core.triton_input import HeaderTable, choose_encoding
 from adapter.errors import InvalidRequest
 
 FLAG = "--http-header-forward-pattern"
@@ -27,7 +27,7 @@ FLAG = "--http-header-forward-pattern"
     ],
 )
 def test_accepted_encoding_is_the_one_liked_best(value, expected):
-    assert accepted_encoding(value) == expected
+    assert choose_encoding(value) == expected
 
 
 @pytest.mark.parametrize(
@@ -45,14 +45,14 @@ def test_accepted_encoding_is_the_one_liked_best(value, expected):
 def test_other_headers_pass_by_the_pattern_of_triton(arguments, passes):
     """All pass where the arguments or the pattern of Triton are not understood."""
     table = HeaderTable(FLAG, arguments)
-    assert table.passes("x-tenant") is passes
-    assert table.passes("traceparent")
-    assert not table.passes("authorization")
+    assert table.should_pass("x-tenant") is passes
+    assert table.should_pass("traceparent")
+    assert not table.should_pass("authorization")
 
 
 def test_headers_are_written_anew_or_dropped():
     table = HeaderTable(FLAG, ())
-    written = table.written(
+    written = table.rewrite(
         [
             ("accept-encoding", "deflate;q=0.1"),
             ("Accept-Encoding", "gzip;q=1e999"),
@@ -75,4 +75,4 @@ def test_headers_are_written_anew_or_dropped():
 @pytest.mark.parametrize("value", ["", "-1", "1e999", "9" * 16, "0x10", "1.5"])
 def test_length_of_json_must_be_a_number(value):
     with pytest.raises(InvalidRequest, match="is not a number"):
-        HeaderTable(FLAG, ()).written([("Inference-Header-Content-Length", value)])
+        HeaderTable(FLAG, ()).rewrite([("Inference-Header-Content-Length", value)])

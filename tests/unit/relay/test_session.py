@@ -32,11 +32,11 @@ class NotLoaded:
     def admit(self, _name, _metadata_name, _message):
         return None
 
-    async def ready(self, name, _metadata_name):
+    async def wait_until_ready(self, name, _metadata_name):
         self.waits.append(name)
         await asyncio.Event().wait()
 
-    def refused(self, _path, error, _metadata_name, _headers):
+    def report_refusal(self, _path, error, _metadata_name, _headers):
         self.refusals.append(str(error))
         return 14, str(error), ()
 
@@ -85,7 +85,7 @@ async def test_large_message_waits_for_its_own_model(metadata_name, waits):
 class Ready(NotLoaded):
     """A policy whose model `m` takes inferences, but not directly."""
 
-    async def ready(self, name, _metadata_name):
+    async def wait_until_ready(self, name, _metadata_name):
         self.waits.append(name)
 
 

@@ -61,10 +61,10 @@ class RecordingEnd(FrameTransport):
     def flush_all(self) -> None:
         pass
 
-    def lost(self) -> None:
+    def handle_lost(self) -> None:
         self.told.append("lost")
 
-    def gone(self) -> None:
+    def handle_closed(self) -> None:
         self.told.append("gone")
 
 
