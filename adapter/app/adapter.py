@@ -187,7 +187,7 @@ class Adapter:
         parts.readiness.note_stopping()
         parts.drain.begin()
         if has_started:
-            await parts.drain.noticed()
+            await parts.drain.wait_until_noticed()
         grace_seconds = self._settings.drain_timeout_seconds - self._settings.drain_min_seconds
         deadline = asyncio.get_running_loop().time() + grace_seconds
         closing = asyncio.gather(parts.control.drain(grace_seconds), parts.listeners.close())

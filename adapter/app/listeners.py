@@ -249,7 +249,7 @@ class Rpc:
             on_shed=shared.metrics.shedding(name, "refused", "flood", "streams"),
         )
         proxy = RelayListener(context, max_connections=shared.max_connections)
-        shared.drain.then_refuse(proxy.start_drain_deadline)
+        shared.drain.on_noticed(proxy.start_drain_deadline)
         shared.unready.add(proxy.renew_connections)
         shared.metrics.connections.labels(name).set_function(lambda: proxy.connections)
         return proxy

@@ -23,8 +23,8 @@ class Drain:
         self._state = state
         self._traffic = traffic
         self._min_seconds = min_seconds
-        self._beginnings: list[Callable[[], None]] = []
-        self._refusals: list[Callable[[], None]] = []
+        self._on_begin: list[Callable[[], None]] = []
+        self._on_noticed: list[Callable[[], None]] = []
         self._noticed_at = 0.0  # when `min_seconds` are over, by the event loop's clock
 
     def begin(self) -> None:
@@ -33,37 +33,43 @@ class Drain:
             self.is_on = True
             self._noticed_at = asyncio.get_running_loop().time() + self._min_seconds
             self._models.close()
-            for act in self._beginnings:
+            for act in self._on_begin:
                 act()
-            asyncio.get_running_loop().call_at(self._noticed_at, self._refuse)
+            asyncio.get_running_loop().call_at(self._noticed_at, self._refuse_incomplete)
 
-    def run_at_once(self, act: Callable[[], None]) -> None:
-        """Call `act` when the drain begins."""
-        self._beginnings.append(act)
+    def on_begin(self, act: Callable[[], None]) -> None:
+        """Have `act` called when the drain begins."""
+        self._on_begin.append(act)
 
-    def then_refuse(self, refuse: Callable[[], None]) -> None:
-        """Call `refuse` after `min_seconds`: incomplete requests are waited for no longer."""
-        self._refusals.append(refuse)
+    def on_noticed(self, refuse: Callable[[], None]) -> None:
+        """Have `refuse` called `min_seconds` later: from then on incomplete requests are not waited
+        for.
+        """
+        self._on_noticed.append(refuse)
 
-    def _refuse(self) -> None:
-        for refuse in self._refusals:
+    def _refuse_incomplete(self) -> None:
+        for refuse in self._on_noticed:
             refuse()
 
-    async def noticed(self) -> None:
-        """Wait until `min_seconds` are over."""
+    async def wait_until_noticed(self) -> None:
+        """Wait until load balancers have noticed the drain: until `min_seconds` are over."""
         await asyncio.sleep(max(0.0, self._noticed_at - asyncio.get_running_loop().time()))
 
-    async def finished(self, seconds: float) -> int:
-        """Wait until `min_seconds` are over and nothing is in flight, for `seconds` at most; return
-        how many requests and operations are left.
+    async def wait_until_finished(self, limit_seconds: float) -> int:
+        """Wait until `min_seconds` are over and nothing is in flight, for `limit_seconds` at most.
+        Return how many requests or operations are still in flight.
         """
         loop = asyncio.get_running_loop()
-        end = loop.time() + seconds
-        while (left := self._left()) or loop.time() < self._noticed_at:
-            if loop.time() >= end:
-                break
+        deadline = loop.time() + limit_seconds
+        while True:
+            in_flight = self._count_in_flight()
+            is_finished = in_flight == 0 and loop.time() >= self._noticed_at
+            if is_finished or loop.time() >= deadline:
+                return in_flight
             await asyncio.sleep(_POLL_SECONDS)
-        return left
 
-    def _left(self) -> int:
+    def _count_in_flight(self) -> int:
+        """Return the number of requests in flight, or that of operations if it is larger: a load
+        that a request asks for is one of each.
+        """
         return max(self._traffic.in_flight, self._state.pending_operations)

@@ -100,7 +100,9 @@ class Repository:
         self._stores = stores
         self._catalogue = catalogue
         self._hint = hint
-        self._prefixes = sorted({f"{way}/" for root in model_roots for way in _ways(root)}, key=len)
+        self._prefixes = sorted(
+            {f"{way}/" for root in model_roots for way in _list_spellings(root)}, key=len
+        )
 
     async def index(self, *, only_ready: bool, repository: str = "") -> list[IndexEntry]:
         """List our models: one entry for each version that Triton lists, else one without.
@@ -111,7 +113,7 @@ class Repository:
         versions = await self._versions()
         records = sorted(self._registry.records(), key=lambda r: r.id)
         entries = [
-            _entry(record, version)
+            _make_entry(record, version)
             for record in records
             if self._registry.get(record.asked_for) is record  # not the other one of two versions
             if record.state is ModelState.READY or not only_ready
@@ -156,30 +158,34 @@ class Repository:
     async def _load(
         self, model_id: ModelId, parameters: Mapping[str, Any], log_fields: Mapping[str, str]
     ) -> None:
+        """Load the model from where its parameters say. A load without parameters is one of the
+        model that is loaded, else of the folder of its name in a model root, else of a store.
+        """
         brings_files = any(name.startswith(_FILE) for name in parameters)
         if brings_files and not self._takes_files:
             raise InlineFilesOff(
                 "a load must not carry files: the setting inline_files is off; see docs/v2.md#load"
             )
-        given = dict(parameters)
-        is_forced = given.pop("force_reload", False)
+        of_source = dict(parameters)
+        is_forced = of_source.pop("force_reload", False)
         if not isinstance(is_forced, bool):
             raise InvalidRequest("parameter force_reload must be true or false")
-        known = self._registry.get(model_id)
-        if not given and known is not None and known.state is ModelState.READY:
-            await self._load_again(known, log_fields, is_forced=is_forced)
+        record = self._registry.get(model_id)
+        is_ready = record is not None and record.state is ModelState.READY
+        if record is not None and is_ready and not of_source:
+            await self._load_again(record, log_fields, is_forced=is_forced)
             return
         threads = UNPACKS if brings_files else LOOKUPS
         try:
-            source = await threads.run(_source, model_id, given, self._roots)
+            source = await threads.run(_make_source, model_id, of_source, self._roots)
         except (SourceMissing, NoFolder) as error:
-            if given:  # which are for a folder
+            if of_source:  # a config or files need a folder: those of a store have their own
                 raise
             if not await self._load_of_store(model_id, is_forced=is_forced):
                 error.args = (f"{error}{self._hint}",)
                 raise
             return
-        replaces = Replaces.OTHER_SOURCE if given else Replaces.CHANGED_FILES
+        replaces = Replaces.OTHER_SOURCE if of_source else Replaces.CHANGED_FILES
         if is_forced:
             replaces = Replaces.ALWAYS
         await self._models.replace(model_id, source, replaces, **log_fields)
@@ -189,27 +195,28 @@ class Repository:
         return self._stores is not None and await self._stores.load(model_id, is_forced)
 
     async def _load_again(
-        self, known: ModelRecord, log_fields: Mapping[str, str], *, is_forced: bool
+        self, record: ModelRecord, log_fields: Mapping[str, str], *, is_forced: bool
     ) -> None:
-        """Load a model that serves from where it was loaded, if its files have changed or it is
-        forced.
+        """Load a READY model once more from where it was loaded, if its files have changed or
+        `is_forced`.
         """
-        if known.source.is_cached and await self._load_of_store(known.id, is_forced=is_forced):
+        if record.source.is_cached and await self._load_of_store(record.id, is_forced=is_forced):
             return
-        source = known.source
-        if is_forced and not known.is_source_complete:  # the request brought what its source lacks
-            source = await LOOKUPS.run(_source, known.id, {}, self._roots)
+        source = record.source
+        # the source of a load that brought a config or files lacks them
+        if is_forced and not record.is_source_complete:
+            source = await LOOKUPS.run(_make_source, record.id, {}, self._roots)
         replaces = Replaces.ALWAYS if is_forced else Replaces.CHANGED_FILES
-        await self._models.replace(known.id, source, replaces, **log_fields)
+        await self._models.replace(record.id, source, replaces, **log_fields)
 
     async def unload(
         self, model_id: ModelId, parameters: Mapping[str, Any], **log_fields: str
     ) -> None:
         """Unload all models of the package, whatever unload_dependents says."""
-        left = dict(parameters)
-        if not isinstance(left.pop("unload_dependents", False), bool):
+        unread = dict(parameters)
+        if not isinstance(unread.pop("unload_dependents", False), bool):
             raise InvalidRequest("parameter unload_dependents must be true or false")
-        _refuse_unknown(left, "unload_dependents")
+        _refuse_unknown(unread, "unload_dependents")
         with suppress(ModelNotFound):  # Triton also accepts the unload of what it does not have
             await self._models.unload(model_id, **log_fields)
 
@@ -221,31 +228,40 @@ def find_ensemble(registry: Registry, step: str) -> ModelRecord | None:
     return owner if is_step else None
 
 
-def _ways(root: Path) -> tuple[str, str]:
+def _list_spellings(root: Path) -> tuple[str, str]:
+    """Return the paths of a model root as it is set and with links followed."""
     return str(root), os.path.realpath(root)
 
 
-def _entry(record: ModelRecord, version: str) -> IndexEntry:
-    state = record.state or ModelState.UNLOADING  # a record whose model has just gone has none
+def _make_entry(record: ModelRecord, version: str) -> IndexEntry:
+    """Return the entry of the index for a version of a model."""
+    # the record of a model that was just unloaded has no state any more
+    state = record.state or ModelState.UNLOADING
     return IndexEntry(record.asked_for, version, _STATES[state], _REASONS.get(state, ""))
 
 
 def _refuse_unknown(parameters: Mapping[str, Any], known: str) -> None:
+    """Raise InvalidRequest if there are parameters; `known` are those that would be accepted."""
     if parameters:
         names = ", ".join(repr(name[:100]) for name in sorted(parameters)[:10])
         raise InvalidRequest(f"no such parameter: {names}; the known ones are: {known}")
 
 
-def _source(model_id: ModelId, given: Mapping[str, Any], roots: Sequence[Path]) -> ModelSource:
-    left = dict(given)
-    config = config_text(_config(left.pop("config"))) if "config" in left else None
-    files = {name: left.pop(name) for name in given if name.startswith(_FILE)}
-    _refuse_unknown(left, f"config, force_reload, {_FILE}<version>/<file-name>")
+def _make_source(
+    model_id: ModelId, parameters: Mapping[str, Any], roots: Sequence[Path]
+) -> ModelSource:
+    """Return the source that the parameters of a load describe: the files that they bring, or the
+    folder of the model's name in a model root. Raises InvalidRequest and SourceMissing.
+    """
+    unread = dict(parameters)
+    config = config_text(_read_config(unread.pop("config"))) if "config" in unread else None
+    files = {name: unread.pop(name) for name in parameters if name.startswith(_FILE)}
+    _refuse_unknown(unread, f"config, force_reload, {_FILE}<version>/<file-name>")
     if not files:
-        return ModelSource(_folder(model_id, roots), config=config)
+        return ModelSource(_find_folder(model_id, roots), config=config)
     if config is None:
         raise InvalidRequest("file: parameters need the parameter config beside them")
-    contents = tuple(sorted(_file(name, content) for name, content in files.items()))
+    contents = tuple(sorted(_read_file(name, content) for name, content in files.items()))
     _refuse_nested([path for path, _ in contents])
     digest = hashlib.sha256()
     for path, content in contents:
@@ -254,15 +270,17 @@ def _source(model_id: ModelId, given: Mapping[str, Any], roots: Sequence[Path]) 
     return ModelSource(f"request:{digest.hexdigest()}", config=config, files=contents)
 
 
-def _config(found: object) -> dict[str, Any]:
-    if isinstance(found, str):
-        return json_object(found, "parameter config")
-    if not isinstance(found, dict):
+def _read_config(value: object) -> dict[str, Any]:
+    """Return the config in the parameter of a load. Raises InvalidRequest."""
+    if isinstance(value, str):
+        return json_object(value, "parameter config")
+    if not isinstance(value, dict):
         raise InvalidRequest("parameter config must be JSON text or an object")
-    return found
+    return value
 
 
-def _file(parameter: str, content: object) -> tuple[str, bytes]:
+def _read_file(parameter: str, content: object) -> tuple[str, bytes]:
+    """Return the path and the bytes of a file that a load brings. Raises InvalidRequest."""
     path = parameter.removeprefix(_FILE)
     version, *names = path.split("/")
     parts = [len(name.encode("utf-8", "surrogatepass")) for name in names]
@@ -288,13 +306,17 @@ def _file(parameter: str, content: object) -> tuple[str, bytes]:
 
 
 def _refuse_nested(paths: Sequence[str]) -> None:
+    """Raise InvalidRequest if one of the paths is that of a folder which another one is in."""
     folders = {path[:i] for path in paths for i, c in enumerate(path) if c == "/"}
-    if both := sorted(folders.intersection(paths)):
+    both = sorted(folders.intersection(paths))
+    if both:
         raise InvalidRequest(f"{both[0][:200]!r} cannot be both a file and a folder")
 
 
-def _folder(model_id: ModelId, roots: Sequence[Path]) -> str:
-    """Return the folder of that name, which Triton would look for in its repository."""
+def _find_folder(model_id: ModelId, roots: Sequence[Path]) -> str:
+    """Return the path of the model root's folder that has the model's name, as Triton would look
+    for it in its repository. Raises NoFolder for a name that no folder has, and SourceMissing.
+    """
     if "/" in model_id or model_id in {".", ".."}:
         raise NoFolder(
             f"{model_id!r} names no folder in a model root; bring config and file: parameters"
@@ -305,5 +327,6 @@ def _folder(model_id: ModelId, roots: Sequence[Path]) -> str:
                 return str(root / model_id)
         except OSError:  # the name is too long for a file
             continue
-    why = f"failed to load {model_id!r}: no folder of this name in the model roots{ROOTS_SETTING}"
-    raise SourceMissing(why)  # Triton's clients look for `failed to load`
+    # Triton's clients look for `failed to load`
+    text = f"failed to load {model_id!r}: no folder of this name in the model roots{ROOTS_SETTING}"
+    raise SourceMissing(text)

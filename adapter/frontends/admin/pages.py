@@ -267,9 +267,9 @@ class Admin:
             reason = f"timeout={text[:50]!r}: a number of seconds is accepted"
             return answer({"status": "not drained", "reason": reason}, status=400)
         self._drain.begin()
-        left = await self._drain.finished(float(text))
-        if left:
-            reason = f"{left} in flight after {text} s"
+        in_flight = await self._drain.wait_until_finished(float(text))
+        if in_flight:
+            reason = f"{in_flight} in flight after {text} s"
             return answer({"status": "not drained", "reason": reason}, status=503)
         return answer({"status": "drained"})
 

@@ -88,7 +88,7 @@ class EndpointContract:
         call_info.was_sent = call_info.was_sent or request.was_sent
         return refusal_of(error, call_info)
 
-    async def frees_memory(self, error: CapacityError) -> bool:
+    async def free_memory(self, error: CapacityError) -> bool:
         """Free memory for a call that ran out of it; return whether any was freed."""
         return await self._models.make_room(error)
 

@@ -124,51 +124,55 @@ class Endpoint:
         """Return the model that a call names, and its place in the store. Raises InvalidCall for a
         call that names none.
         """
-        found = self._endpoints.find(members.endpoint, members.target or "-")
+        model = self._endpoints.find(members.endpoint, members.target or "-")
         if not members.target:
             raise InvalidCall(
                 f"Request {call_info.request_id} is missing a target model header: endpoint "
                 f"{members.endpoint} is a multi-model endpoint ({TARGET_MODEL})."
             )
-        return found
+        return model
 
     async def _read(
         self, request: Request, claim: Claim | None, held: ExitStack
     ) -> tuple[bytes | None, Caller | None]:
-        """Return the body, and who signed it; None for a body that is to be passed on as it comes
-        and can be sent once, and for a caller whom nobody asks who it is.
+        """Read the body if it has to be whole; return it, and who signed it. Return None for a body
+        that is passed on as it comes, and for a caller whose signature is not asked for.
         """
-        most = self._most(request, must_be_whole=claim is not None)
-        if most is None:
+        limit = self._find_body_limit(request, must_be_whole=claim is not None)
+        if limit is None:
             return None, None
         senders = [] if claim is None else [f"key {claim.access_key}"]
         if claim is not None and request.remote:  # over TCP
             senders.append(f"peer {request.remote}")
         held.enter_context(request.hold_body(senders))
         with waiting_for_caller():
-            body = await request.read_body(most)
+            body = await request.read_body(limit)
         if claim is None or self._callers is None:
             return body, None
         caller = await self._callers.find(claim, request, body)
         request.connection.verify_sender()
         return body, caller
 
-    def _most(self, request: Request, *, must_be_whole: bool) -> int | None:
-        """Return how large the body may be; None if it is not read here."""
+    def _find_body_limit(self, request: Request, *, must_be_whole: bool) -> int | None:
+        """Return how large the body may be; None if it is passed on as it comes. Raises InvalidCall
+        for a body without a length that has to be read whole, and PayloadTooLarge.
+        """
         length = request.content_length
         is_stream = request.operation == _STREAM
-        if length is None and (must_be_whole or is_stream):
+        is_read_whole = must_be_whole or is_stream
+        if length is None and is_read_whole:
             raise InvalidCall("a body that is signed, or for a stream, needs a Content-Length")
-        if length is None or (length > SENT_AGAIN_BYTES and not (must_be_whole or is_stream)):
+        if length is None or (length > SENT_AGAIN_BYTES and not is_read_whole):
             return None
-        most = min(self._max_body, _STREAM_BYTES) if is_stream else self._max_body
-        why = ""
-        if must_be_whole and self._budget.share < most:
-            most = self._budget.share
-            why = ", an eighth of max_inflight_body_bytes,"
-        if length > most:
-            raise PayloadTooLarge(f"the body has {length} bytes; at most {most}{why} are accepted")
-        return most
+        limit = min(self._max_body, _STREAM_BYTES) if is_stream else self._max_body
+        reason = ""
+        if must_be_whole and self._budget.share < limit:
+            limit = self._budget.share
+            reason = ", an eighth of max_inflight_body_bytes,"
+        if length > limit:
+            text = f"the body has {length} bytes; at most {limit}{reason} are accepted"
+            raise PayloadTooLarge(text)
+        return limit
 
     async def _invoke(self, call: EndpointContract, request: Request) -> Answer | None:
         """Send the inference; if it runs out of memory and some is freed, send it once more."""
@@ -177,7 +181,7 @@ class Endpoint:
         try:
             return await self._inferences.attempt(call, call.model_id, request, send)
         except CapacityError as error:
-            if request.body is None or not await call.frees_memory(error):
+            if request.body is None or not await call.free_memory(error):
                 raise
         leave_out()
         _get_call_info(request).was_sent = True

@@ -62,9 +62,11 @@ class Claim:
 
 
 def read_claim(request: SignedRequest, now: datetime) -> Claim:
-    """Raise SignatureError for all that can be judged without the key and the body."""
-    headers = _by_name(request.headers)
-    found = _AUTHORIZATION.fullmatch(_only(headers, "authorization"))
+    """Return the signature that the headers state. Raise SignatureError for whatever can be judged
+    without the key and the body.
+    """
+    headers = _group_by_name(request.headers)
+    found = _AUTHORIZATION.fullmatch(_read_single(headers, "authorization"))
     if found is None:
         raise SignatureError(
             f"The header Authorization is not an {ALGORITHM} signature of {SERVICE}; a signature "
@@ -75,24 +77,26 @@ def read_claim(request: SignedRequest, now: datetime) -> Claim:
         raise SignatureError(f"Credential should be scoped to correct service: '{SERVICE}'.")
     signed = tuple(names.split(";"))
     _check_signed(headers, signed)
-    time = _only(headers, _DATE)
+    time = _read_single(headers, _DATE)
     _check_time(time, day, now)
     if "?" in request.target:
         raise SignatureError("A signed request has no query here.")
-    if _HASH in headers and _HASH_FORM.fullmatch(_only(headers, _HASH)) is None:
+    if _HASH in headers and _HASH_FORM.fullmatch(_read_single(headers, _HASH)) is None:
         raise SignatureError(_OTHER_BODY)
     return Claim(access_key, f"{day}/{region}/{service}/aws4_request", time, signed, signature)
 
 
 def check_body(request: SignedRequest) -> None:
     """Raise SignatureError if the head names the hash of another body."""
-    if _by_name(request.headers).get(_HASH, [request.body_hash]) != [request.body_hash]:
+    if _group_by_name(request.headers).get(_HASH, [request.body_hash]) != [request.body_hash]:
         raise SignatureError(_OTHER_BODY)
 
 
 def is_signed_by(claim: Claim, secret: str, request: SignedRequest) -> bool:
-    """The comparison takes the same time whatever differs."""
-    canonical = _canonical(request, claim.signed).encode("utf-8", "surrogateescape")
+    """Return whether the signature was made with this secret. The comparison takes the same time
+    whatever differs.
+    """
+    canonical = _make_canonical_request(request, claim.signed).encode("utf-8", "surrogateescape")
     hashed = hashlib.sha256(canonical).hexdigest()
     text = f"{ALGORITHM}\n{claim.time}\n{claim.scope}\n{hashed}"
     key = f"AWS4{secret}".encode()
@@ -101,25 +105,29 @@ def is_signed_by(claim: Claim, secret: str, request: SignedRequest) -> bool:
     return hmac.compare_digest(hmac.digest(key, text.encode(), "sha256").hex(), claim.signature)
 
 
-def _canonical(request: SignedRequest, signed: Sequence[str]) -> str:
-    headers = _by_name(request.headers)
-    lines = [f"{name}:{','.join(map(_trimmed, headers[name]))}" for name in signed]
+def _make_canonical_request(request: SignedRequest, signed: Sequence[str]) -> str:
+    """Return the canonical request of AWS's specification, with the headers that are signed."""
+    headers = _group_by_name(request.headers)
+    lines = [f"{name}:{','.join(map(_trim, headers[name]))}" for name in signed]
     path = quote(request.target, safe="/~", errors="surrogateescape")
     return "\n".join((request.method, path, "", *lines, "", ";".join(signed), request.body_hash))
 
 
-def _trimmed(value: str) -> str:
+def _trim(value: str) -> str:
+    """Return a header's value with a single blank for each run of blanks, and none at its ends."""
     return " ".join(value.split())
 
 
-def _by_name(headers: Sequence[tuple[str, str]]) -> Mapping[str, list[str]]:
-    found: dict[str, list[str]] = {}
+def _group_by_name(headers: Sequence[tuple[str, str]]) -> Mapping[str, list[str]]:
+    """Return the values of the headers by their names in lower case."""
+    values: dict[str, list[str]] = {}
     for name, value in headers:
-        found.setdefault(name.lower(), []).append(value)
-    return found
+        values.setdefault(name.lower(), []).append(value)
+    return values
 
 
-def _only(headers: Mapping[str, list[str]], name: str) -> str:
+def _read_single(headers: Mapping[str, list[str]], name: str) -> str:
+    """Return the value of a header that must be there once. Raises SignatureError."""
     values = headers.get(name, [])
     if len(values) != 1:
         raise SignatureError(f"The header {name} is there {len(values)} times; it must be once.")
@@ -127,22 +135,27 @@ def _only(headers: Mapping[str, list[str]], name: str) -> str:
 
 
 def _check_signed(headers: Mapping[str, list[str]], signed: Sequence[str]) -> None:
+    """Raise SignatureError if a header that must be signed is not, or is there more than once."""
     if list(signed) != sorted(set(signed)) or not headers.keys() >= set(signed):
         raise SignatureError("SignedHeaders must name headers of the request, in order.")
     needed = {_HOST, _DATE} | {name for name in headers if name.startswith(_SIGNED_IF_THERE)}
-    if missing := sorted(needed - set(signed)):
+    missing = sorted(needed - set(signed))
+    if missing:
         raise SignatureError(f"These headers must be signed: {', '.join(missing)}.")
     for name in needed:
-        _only(headers, name)
+        _read_single(headers, name)
 
 
 def _check_time(time: str, day: str, now: datetime) -> None:
-    at = _read_time(time)
-    if at is None:
+    """Raise SignatureError for a time of signing that is malformed, not of the `day` in the scope,
+    or too far from `now`.
+    """
+    signed_at = _read_time(time)
+    if signed_at is None:
         raise SignatureError(f"The header {_DATE} is not a time such as 20261122T143000Z.")
     if not time.startswith(day):
         raise SignatureError(f"Credential is of another day than {_DATE}.")
-    seconds = (now - at).total_seconds()
+    seconds = (now - signed_at).total_seconds()
     if abs(seconds) > SKEW_SECONDS:
         kind = "expired" if seconds > 0 else "not yet current"
         raise SignatureError(
@@ -151,6 +164,7 @@ def _check_time(time: str, day: str, now: datetime) -> None:
 
 
 def _read_time(text: str) -> datetime | None:
+    """Return the time that a text means; None if it is none."""
     if _TIME.fullmatch(text) is None:
         return None
     try:

@@ -38,14 +38,14 @@ def _build_request(call: Mapping[str, Any], raw: bytes, name: str) -> Any:
     if not isinstance(call.get("id", ""), str):
         raise ValueError("id is not a string")  # noqa: TRY004 - caught with all that is wrong
     request = pb.ModelInferRequest(model_name=name, id=call.get("id", ""))
-    _put(request.parameters, call.get("parameters", {}))
+    _add_parameters(request.parameters, call.get("parameters", {}))
     at = 0
     for given in call["inputs"]:
         size = given.get("parameters", {}).get("binary_data_size")
         into = request.inputs.add(
             name=given["name"], datatype=given["datatype"], shape=given["shape"]
         )
-        _put(into.parameters, given.get("parameters", {}))
+        _add_parameters(into.parameters, given.get("parameters", {}))
         if size is None:
             request.raw_input_contents.append(packed(given["datatype"], flat(given["data"])))
         elif 0 <= size <= len(raw) - at:
@@ -56,26 +56,30 @@ def _build_request(call: Mapping[str, Any], raw: bytes, name: str) -> Any:
     if at != len(raw):
         raise ValueError(f"{len(raw) - at} bytes follow the last tensor")
     for given in call.get("outputs", []):
-        _put(request.outputs.add(name=given["name"]).parameters, given.get("parameters", {}))
+        _add_parameters(
+            request.outputs.add(name=given["name"]).parameters, given.get("parameters", {})
+        )
     return request
 
 
-def _put(into: Any, given: Mapping[str, Any]) -> None:
-    """Parameters, but those that say how tensors lie in a body."""
-    for name, value in given.items():
+def _add_parameters(target: Any, parameters: Mapping[str, Any]) -> None:
+    """Add the parameters of a request, an input or an output to those of a message, but for those
+    that say how tensors lie in a body. Raises ValueError for one that Triton's stream cannot take.
+    """
+    for name, value in parameters.items():
         if name.startswith("shared_memory"):
             raise ValueError("shared memory is not taken by a stream")
         if name in _BINARY or name == "binary_data_output":
             continue
         match value:
             case bool():
-                into[name].bool_param = value
+                target[name].bool_param = value
             case int():
-                into[name].int64_param = value
+                target[name].int64_param = value
             case float():
-                into[name].double_param = value
+                target[name].double_param = value
             case str():
-                into[name].string_param = value
+                target[name].string_param = value
             case _:
                 raise ValueError(f"parameter {name!r} is not a string, number or boolean")
 
@@ -90,30 +94,30 @@ class StreamError:
 
 def as_line(message: bytes, record: ModelRecord) -> bytes | StreamError:
     """Return a ModelStreamInferResponse as a line of JSON."""
-    found = pb.ModelStreamInferResponse()
+    response = pb.ModelStreamInferResponse()
     try:
-        found.ParseFromString(message)
+        response.ParseFromString(message)
     except DecodeError as error:
         return StreamError(f"Triton's answer cannot be read: {error}", was_accepted=True)
-    answer = found.infer_response
-    if found.error_message:
-        return StreamError(found.error_message, was_accepted=bool(answer.model_name))
-    told: dict[str, Any] = {"model_name": record.id, "model_version": answer.model_version}
+    answer = response.infer_response
+    if response.error_message:
+        return StreamError(response.error_message, was_accepted=bool(answer.model_name))
+    head: dict[str, Any] = {"model_name": record.id, "model_version": answer.model_version}
     if answer.id:
-        told["id"] = answer.id
+        head["id"] = answer.id
     parameters = {n: _read_parameter(one) for n, one in answer.parameters.items() if n != _FINAL}
     if parameters:
-        told["parameters"] = parameters
+        head["parameters"] = parameters
     pairs = zip(answer.outputs, answer.raw_output_contents, strict=True)
     outputs = b", ".join(_output(output, raw) for output, raw in pairs)
-    return json.dumps(told)[:-1].encode() + b', "outputs": [' + outputs + b"]}\n"
+    return json.dumps(head)[:-1].encode() + b', "outputs": [' + outputs + b"]}\n"
 
 
 def _output(output: Any, raw: bytes) -> bytes:
     """Return an output as JSON, its values piece by piece: `json.dumps` holds Python's lock."""
-    told = {"name": output.name, "datatype": output.datatype, "shape": [*output.shape]}
+    head = {"name": output.name, "datatype": output.datatype, "shape": [*output.shape]}
     data = b", ".join(map(_json, unpacked(output.datatype, raw)))
-    return json.dumps(told)[:-1].encode() + b', "data": [' + data + b"]}"
+    return json.dumps(head)[:-1].encode() + b', "data": [' + data + b"]}"
 
 
 def _json(values: list[Any]) -> bytes:

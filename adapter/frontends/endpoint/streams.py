@@ -78,17 +78,21 @@ class Streams:
                 f"the JSON has {len(text)} bytes; at most {_MAX_JSON_BYTES} are accepted by a "
                 "stream: send raw tensors"
             )
-        if (objects := text.count(b"{")) > _MAX_OBJECTS:
+        objects = text.count(b"{")
+        if objects > _MAX_OBJECTS:
             raise PayloadTooLarge(
                 f"the JSON has {objects} of the character {{; at most {_MAX_OBJECTS} are accepted "
                 "by a stream: send fewer tensors"
             )
         raw = None if size is None else body[size:]
         cost = len(text) + objects * _OBJECT_BYTES
-        message = await converted(cost, _message, text, raw, lease.record)
+        message = await converted(cost, _make_message, text, raw, lease.record)
         if message is None:
-            return await self._tell(_EVENTS, self._stream_generation(inference, body), inference)
-        return await self._tell(_LINES, self._stream_inference(inference, message), inference)
+            events = self._stream_generation(inference, body)
+            await self._write_events(_EVENTS, events, inference)
+            return
+        lines = self._stream_inference(inference, message)
+        await self._write_events(_LINES, lines, inference)
 
     # -- from Triton ------------------------------------------------------------------------
 
@@ -108,7 +112,7 @@ class Streams:
             async for answer in self._bound_waits(upstream.messages(), lease.record):
                 line = await converted(len(answer), as_line, answer, lease.record)
                 if isinstance(line, StreamError):
-                    raise self._read_fault(line, lease.record)
+                    raise self._explain_error(line, lease.record)
                 yield line
 
     async def _bound_waits(
@@ -131,7 +135,7 @@ class Streams:
         self, inference: HandledInference, body: bytes
     ) -> AsyncGenerator[bytes, None]:
         """Send a request to generate_stream; yield its events. Raises the error that an event
-        tells.
+        reports.
         """
         record = inference.lease.record
         headers = _list_forwarded_headers(inference.request)
@@ -139,22 +143,25 @@ class Streams:
             async for event in iterate_generated(answer, record, self._faults):
                 yield event
 
-    def _read_fault(self, said: StreamError, record: ModelRecord) -> AdapterError:
+    def _explain_error(self, reported: StreamError, record: ModelRecord) -> AdapterError:
         """Return the adapter's error for an error that Triton sent in a stream."""
-        code = "INTERNAL" if said.was_accepted else "NOT_FOUND"
+        code = "INTERNAL" if reported.was_accepted else "NOT_FOUND"
         error = self._faults.explain_grpc_inference(
-            code, said.text, name=record.name, model_id=record.id
+            code, reported.text, name=record.name, model_id=record.id
         )
-        if not said.was_accepted and type(error) is InferenceFailed:
+        if not reported.was_accepted and type(error) is InferenceFailed:
             return InvalidRequest(str(error), model_id=record.id)
         return error
 
     # -- to the caller ----------------------------------------------------------------------
 
-    async def _tell(
+    async def _write_events(
         self, kind: str, answers: AsyncGenerator[bytes, None], inference: HandledInference
     ) -> None:
-        """A failure before the first answer is an answer of its own, as it is to InvokeEndpoint."""
+        """Write each answer as events of the stream. A failure behind the first answer is written as
+        the last message of the stream; one before it is raised, and answered as InvokeEndpoint
+        answers it.
+        """
         async with aclosing(answers):
             first = await anext(answers, None)
             response = inference.begin_answer(
@@ -166,25 +173,25 @@ class Streams:
                 async for answer in answers:
                     await _write_payload(response, answer)
             except AdapterError as error:
-                await response.write(await self._failed(error, inference))
+                await response.write(await self._word_failure(error, inference))
             except Exception as error:
                 log.exception("request.failed", extra={"model_id": inference.lease.record.id})
                 drop_tracebacks(error)
-                said = json.dumps({"Message": "internal error; see the log"}).encode()
-                await response.write(exception("InternalStreamFailure", said))
+                body = json.dumps({"Message": "internal error; see the log"}).encode()
+                await response.write(exception("InternalStreamFailure", body))
         response.end()
 
-    async def _failed(self, error: AdapterError, inference: HandledInference) -> bytes:
-        """Return the message that ends a stream which has begun, once its failure is logged."""
-        told = inference.request.call_info
-        assert told is not None  # noqa: S101 - each call of an endpoint has it
-        judged = await inference.fail_stream(error, {"aws_request_id": told.request_id})
+    async def _word_failure(self, error: AdapterError, inference: HandledInference) -> bytes:
+        """Log the failure of a stream that has begun; return the message that ends the stream."""
+        call_info = inference.request.call_info
+        assert call_info is not None  # noqa: S101 - each call of an endpoint has it
+        judged = await inference.fail_stream(error, {"aws_request_id": call_info.request_id})
         code = _INVOCATION_TIME if isinstance(error, BackendTimeout) else _BROKEN
-        body = {"Message": message_of(judged, told), "ErrorCode": code}
+        body = {"Message": message_of(judged, call_info), "ErrorCode": code}
         return exception("ModelStreamError", json.dumps(body).encode())
 
 
-def _message(text: bytes, raw: bytes | None, record: ModelRecord) -> bytes | None:
+def _make_message(text: bytes, raw: bytes | None, record: ModelRecord) -> bytes | None:
     """Return the message for Triton's stream; None for what goes to generate_stream. The objects of
     the JSON, which take far more memory than the text, are gone when this returns: of many bodies
     at once there are as many as threads.
@@ -199,11 +206,11 @@ def _list_forwarded_headers(request: Request) -> dict[str, str]:
     """Return the headers for Triton of a request that streams. Raises InvalidRequest for a
     compressed body.
     """
-    found = forwarded(request.headers)
-    if found.pop("Content-Encoding", "identity").strip().lower() != "identity":
+    headers = forwarded(request.headers)
+    if headers.pop("Content-Encoding", "identity").strip().lower() != "identity":
         raise InvalidRequest("a body for a stream must not be compressed")
-    found.pop("Accept-Encoding", None)
-    return found
+    headers.pop("Accept-Encoding", None)
+    return headers
 
 
 async def _write_payload(response: Writer, payload: bytes) -> None:

@@ -946,7 +946,7 @@ class Connection:
         if isinstance(error, asyncio.CancelledError):
             return  # the connection is lost already
         if isinstance(error, Exception):
-            self.parts.instrumentation.bug(error, ("", ""))
+            self.parts.instrumentation.record_bug(error, ("", ""))
         self.abort()
 
 

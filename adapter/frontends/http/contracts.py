@@ -50,7 +50,7 @@ class Contract(Protocol):
     def refuse(self, error: AdapterError | None, request: CallFacts) -> Refusal:
         """Word the refusal for `error`; None stands for a bug."""
 
-    async def frees_memory(self, error: CapacityError) -> bool:
+    async def free_memory(self, error: CapacityError) -> bool:
         """Free memory for a request that ran out of it; return whether any was freed."""
 
 
@@ -103,7 +103,7 @@ class ContainerContract:
         """Word the refusal with the model that the path names, for errors that name none."""
         return own_refusal(error, request.model_id)
 
-    async def frees_memory(self, _: CapacityError) -> bool:
+    async def free_memory(self, _: CapacityError) -> bool:
         """Free no memory: the contract sends no request again."""
         return False
 

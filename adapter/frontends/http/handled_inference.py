@@ -333,7 +333,7 @@ class HandledInference:
         ended = error if isinstance(error, _UNFINISHED) else self.lease.end(error)
         judged = await self.lease.judge(ended if isinstance(ended, AdapterError) else error)
         request = self.request
-        request.connection.parts.instrumentation.refused(
+        request.connection.parts.instrumentation.record_refusal(
             judged,
             request.describe_for_log,
             request.operation,

@@ -443,7 +443,7 @@ class Inference:
         contract = self._plan.contract
         if body is None or not contract.sends_again:
             return False
-        return await self._connection.delegate(contract.frees_memory(error))
+        return await self._connection.delegate(contract.free_memory(error))
 
     def _explain(self, error: AdapterError) -> AdapterError:
         """Return what is said of a body that is not the JSON for which it was taken."""

@@ -259,7 +259,7 @@ class Instrumentation:
         """Return the counts of one operation of a frontend."""
         return self._metrics.traffic.served(frontend, operation)
 
-    def refused(
+    def record_refusal(
         self,
         error: AdapterError,
         asked: Asked,
@@ -283,8 +283,8 @@ class Instrumentation:
             self._metrics.count_out_of_memory("infer", error.pattern)
         drop_tracebacks(error)
 
-    def malformed(self, error: AdapterError, more: Mapping[str, object]) -> None:
-        """Note what is no HTTP at all. `more`: as for `refused`."""
+    def record_malformed(self, error: AdapterError, more: Mapping[str, object]) -> None:
+        """Note what is no HTTP at all. `more`: as for `record_refusal`."""
         if self._lines.admits(error, logging.INFO):
             self._write_log(logging.INFO, error, {}, more)
 
@@ -304,7 +304,7 @@ class Instrumentation:
         }
         log.log(level, "request.failed", extra={**fields, **about, **more})
 
-    def bug(
+    def record_bug(
         self, error: Exception, request: tuple[str, str], model_id: ModelId | None = None
     ) -> None:
         """Note an error that nobody expected. `request`: its method and target."""

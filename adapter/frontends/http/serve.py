@@ -157,7 +157,7 @@ class Service:
                 return
             refusal = _word_refusal(request, expected)
             if expected is not None:
-                self._instrumentation.refused(
+                self._instrumentation.record_refusal(
                     expected,
                     request.describe_for_log,
                     _find_operation(request),
@@ -171,7 +171,9 @@ class Service:
 
     def _report_bug(self, request: Request, error: Exception) -> None:
         """Log an error that nobody expected."""
-        self._instrumentation.bug(error, (request.method, request.raw_path), request.model_id)
+        self._instrumentation.record_bug(
+            error, (request.method, request.raw_path), request.model_id
+        )
 
 
 def _word_refusal(request: Request, error: AdapterError | None) -> Refusal:

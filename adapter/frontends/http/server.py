@@ -160,8 +160,8 @@ class HttpServer:
         self._is_refusing = False
         self._is_endpoint = is_endpoint
         self._check_interval_seconds = check_interval_seconds
-        drain.run_at_once(self._stop_keeping_connections)
-        drain.then_refuse(self._refuse_arriving)
+        drain.on_begin(self._stop_keeping_connections)
+        drain.on_noticed(self._refuse_arriving)
         self._connections = Connections() if connections is None else connections
         self._all_lost: asyncio.Future[None] | None = None
         self._server: asyncio.Server
@@ -235,7 +235,7 @@ class HttpServer:
         error = InvalidCall(reason)
         call_info = CallInfo(new_request_id())
         more = {"aws_request_id": call_info.request_id} if self._is_endpoint else {}
-        self.parts.instrumentation.malformed(error, more)
+        self.parts.instrumentation.record_malformed(error, more)
         return self._word_early(error, call_info)
 
     def _word_early(self, error: AdapterError, call_info: CallInfo) -> bytes:

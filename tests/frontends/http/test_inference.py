@@ -286,7 +286,7 @@ async def test_begun_answer_is_never_sent_again(listener, monkeypatch):
     listener.upstream.script = break_off
     monkeypatch.setattr(RequestFailures, "judge", judge)
     monkeypatch.setattr(listener.contracts.sagemaker, "sends_again", True)
-    monkeypatch.setattr(listener.contracts.sagemaker, "frees_memory", free_memory)
+    monkeypatch.setattr(listener.contracts.sagemaker, "free_memory", free_memory)
     caller = await listener.connect(limit=2**23)
     await caller.send(request(PLANNED, BODY))
     assert (await caller.head()).status == 200

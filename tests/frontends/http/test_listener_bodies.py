@@ -128,7 +128,7 @@ async def test_drain_does_not_wait_for_begun_body(listener, caller):
 async def test_body_that_begins_amid_drain_is_refused(listener):
     """Also once those that had begun before were refused."""
     listener.drain.begin()
-    await listener.drain.noticed()
+    await listener.drain.wait_until_noticed()
     await turns(5)
     caller = await listener.connect()
     await caller.send(head(PLANNED, FRAMES[0]) + b"{}")

@@ -583,9 +583,9 @@ async def test_answer_begun_before_a_drain_closes_behind_it(listener, caller):
 async def test_drain_waits_for_requests(listener, caller, path):
     await listener.hold(caller, path)
     listener.drain.begin()
-    assert await listener.drain.finished(0.05) == 1
+    assert await listener.drain.wait_until_finished(0.05) == 1
     listener.gate.set()
-    assert await listener.drain.finished(30) == 0
+    assert await listener.drain.wait_until_finished(30) == 0
     assert (await caller.answer()).status == 200
 
 
@@ -595,9 +595,9 @@ async def test_drain_waits_for_loads_under_way(listener):
     loading = asyncio.create_task(listener.fakes.load("n"))
     await gate.reached.wait()
     listener.drain.begin()
-    assert await listener.drain.finished(0.05) == 1
+    assert await listener.drain.wait_until_finished(0.05) == 1
     gate.open()
-    assert await listener.drain.finished(30) == 0
+    assert await listener.drain.wait_until_finished(30) == 0
     await loading
 
 
@@ -607,6 +607,6 @@ async def test_callers_have_their_least_time_to_notice(listener):
     drain.begin()
     begun = asyncio.get_running_loop().time()
     drain.begin()  # asking again does not begin again
-    await drain.noticed()
+    await drain.wait_until_noticed()
     assert asyncio.get_running_loop().time() - begun > 0.19  # a clock of milliseconds
-    assert await drain.finished(30) == 0
+    assert await drain.wait_until_finished(30) == 0
