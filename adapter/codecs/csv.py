@@ -5,7 +5,7 @@ import re
 from itertools import chain
 
 from adapter.codecs.base import MAX_TEXT_BYTES, Codec, Source, Values, converted
-from adapter.core.tensors import SIZES, ContentTypes, Tensor, can_cast, packed, unpacked
+from adapter.core.tensors import SIZES, ContentTypes, Tensor, can_cast, pack_values, unpack_values
 
 # Digits from which a value of that type can be read again; of the other types, as Python does.
 _FORMATS = {"FP16": ".5g", "FP32": ".9g"}
@@ -117,7 +117,7 @@ class _Table:
             values = [*map(self._number, texts)]
             if any(map(math.isinf, values)) and not all(map(_holds_inf, texts, values)):
                 return None
-            return packed(self._datatype, values)
+            return pack_values(self._datatype, values)
         except (ValueError, OverflowError):  # of an integer that no float can hold
             return None
 
@@ -163,7 +163,7 @@ def _pack(row: list[str], datatype: str, count: int) -> bytes:
                 f"row {count}: {_quote(text)} is not a valid {datatype}{hint}"
             ) from None
     try:
-        raw = packed(datatype, values)
+        raw = pack_values(datatype, values)
     except ValueError:
         raw = None
     if raw is None or any(map(math.isinf, values)):
@@ -177,7 +177,7 @@ def _holds(datatype: str, text: str, value: float) -> bool:
     if value in {math.inf, -math.inf}:
         return "inf" in text.lower()  # a float of Python is infinite for too large numbers, too
     try:
-        packed(datatype, [value])
+        pack_values(datatype, [value])
     except ValueError:
         return False
     return True
@@ -200,7 +200,7 @@ def write_table(raw: bytes, datatype: str, shape: tuple[int, ...]) -> bytes:
         raise ValueError(f"{datatype} {list(shape)} has no values")
     parts = []
     at = 0
-    for values in unpacked(datatype, raw):
+    for values in unpack_values(datatype, raw):
         ends = [","] * len(values)
         last = slice((columns - 1 - at) % columns, None, columns)
         ends[last] = ["\n"] * len(ends[last])

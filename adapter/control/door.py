@@ -21,11 +21,11 @@ from adapter.core.model import ModelId, ModelSource
 from adapter.core.record import ModelRecord
 from adapter.core.registry import Registry
 from adapter.core.requests import Replaces, RoomMaker
-from adapter.core.states import COMING, ModelState
+from adapter.core.states import BEING_LOADED, ModelState
 from adapter.errors import AdapterError, BackendUnavailable, CapacityError, ModelNotFound
 
 __all__ = [
-    "COMING",
+    "BEING_LOADED",
     "ControlState",
     "DeviceState",
     "ForgottenModel",

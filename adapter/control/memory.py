@@ -456,8 +456,8 @@ class Memory:
                 )
                 for device in gpus
             }
-            former = next((gpu for gpu in gpus if self._find_number(gpu) == record.gpu), None)
-            return decide_place(self.ledger, needs, request, now, former)
+            previous = next((gpu for gpu in gpus if self._find_number(gpu) == record.gpu), None)
+            return decide_place(self.ledger, needs, request, now, previous)
         return decide(self.ledger, self.need_of(record, terms), request, now)
 
     def _find_number(self, device: Device) -> int | None:

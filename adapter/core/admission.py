@@ -132,20 +132,20 @@ def decide(ledger: Ledger, need: Need, request: MemoryRequest, now: float) -> De
 # -- devices ------------------------------------------------------------------------------------
 
 
-def place_on(
+def sort_devices(
     ledger: Ledger,
     needs: Mapping[Device, Need],
-    former: Device | None = None,  # where the model was before Triton lost it
+    previous: Device | None = None,  # where the model was before Triton lost it
 ) -> list[Device]:
     """Sort the devices for a package that leaves the choice open, the best one first.
 
-    Those that could never have the package come last. Apart from that the former one comes first,
+    Those that could never have the package come last. Apart from that the previous one comes first,
     and then the device with most memory free now.
     """
 
     def rank(device: Device) -> tuple[bool, bool, int, Device]:
         can_never = needs[device].bytes[device] > ledger.devices[device].room_bytes
-        return can_never, device != former, -ledger.free(device), device
+        return can_never, device != previous, -ledger.free(device), device
 
     return sorted(needs, key=rank)
 
@@ -155,7 +155,7 @@ def decide_place(
     needs: Mapping[Device, Need],
     request: MemoryRequest,
     now: float,
-    former: Device | None = None,  # where the model was before Triton lost it
+    previous: Device | None = None,  # where the model was before Triton lost it
 ) -> Decision:
     """Choose one of several devices and decide about the load there.
 
@@ -163,7 +163,7 @@ def decide_place(
     """
     decisions = [
         replace(decide(ledger, needs[device], request, now), device=device)
-        for device in place_on(ledger, needs, former)
+        for device in sort_devices(ledger, needs, previous)
     ]
     return min(decisions, key=_rank)
 

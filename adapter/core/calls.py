@@ -49,7 +49,7 @@ class ServedModel(Protocol):
 
 
 class Hold(Protocol):
-    """Keeps a model loaded while Triton works on a call of it (control/lease.py).
+    """Keeps a model loaded while Triton works on a call of it (control/leases.py).
 
     A data plane whose caller leaves before Triton is done calls `abandon`, and `end` once it is.
     """

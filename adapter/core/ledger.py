@@ -204,7 +204,7 @@ class Ledger:
         """Return the bytes that may become free at any moment: of unloads in progress, and of loads
         that failed and whose memory is not back yet.
         """
-        return _sum((leaving.booked for leaving in self._departures()), device)
+        return _sum((leaving.booked for leaving in self._list_leaving()), device)
 
     def booked(self, device: Device) -> int:
         """Return what all loaded models are booked with."""
@@ -230,7 +230,7 @@ class Ledger:
     def is_in_progress(self, devices: Collection[Device]) -> bool:
         """Return whether a load or an unload may change one of the devices."""
         moving: list[Bytes] = [load.reserved for load in self.loads.values()]
-        moving += [leaving.booked for leaving in self._departures()]
+        moving += [leaving.booked for leaving in self._list_leaving()]
         return any(_is_on(size, devices) for size in moving)
 
     def is_empty(self, device: Device) -> bool:
@@ -304,7 +304,7 @@ class Ledger:
         self._forget_returned(now)
         for device, book in self.devices.items():
             self._grow_reservation(device)
-            self._correct(device)
+            self._clamp_settled(device)
             if book.used_bytes is None:
                 continue
             if book.empty_bytes is not None:
@@ -351,7 +351,7 @@ class Ledger:
         self.booked_until = max(self.booked_until, *ends)
         self.returned_at = now
         for device in self.devices:
-            self._correct(device)
+            self._clamp_settled(device)
 
     def _grow_reservation(self, device: Device) -> None:
         """Raise the only guessed reservation by what a reading shows above all that is promised.
@@ -365,8 +365,8 @@ class Ledger:
             promised = book.settled_bytes + self.reserved(device) + self.leaving(device)
             guessed[0].reserved[device] += max(0, book.used_bytes - promised)
 
-    def _correct(self, device: Device) -> None:
-        """Keep `settled` between what the newest reading allows."""
+    def _clamp_settled(self, device: Device) -> None:
+        """Move `settled` between the bounds that the newest reading gives it."""
         book = self.devices[device]
         if book.used_bytes is not None:
             lower = book.used_bytes - self.reserved(device) - self.leaving(device)
@@ -382,11 +382,11 @@ class Ledger:
         """Reserve what an admitted load needs. The decision stood on a reading of this moment."""
         is_alone = not self.is_in_progress(need.bytes)
         is_only = all(self.is_empty(device) for device in need.bytes)
-        self._disturb(need.bytes)
+        self._mark_not_alone(need.bytes)
         self.loads[name] = LoadEntry(
             need,
             reserved=dict(need.bytes),
-            before=self._readings(need.bytes),
+            before=self._list_readings(need.bytes),
             reusable={device: self.not_attributed(device) for device in need.bytes},
             is_alone=is_alone,
             is_only=is_only,
@@ -443,11 +443,13 @@ class Ledger:
         """Move what an ended load has taken into `settled`; return it. That is what Triton reports
         of a device, else what is reserved there as far as the readings allow.
         """
-        booked = {device: self._book(load, device) for device in load.reserved} | dict(reported)
+        booked = {device: self._find_booked(load, device) for device in load.reserved} | dict(
+            reported
+        )
         for device, count in booked.items():
             if device in self.devices:
                 self.devices[device].settled_bytes += count
-                self._correct(device)
+                self._clamp_settled(device)
         if not is_measured:
             return booked
         # a model that took nothing of a device is not there
@@ -461,7 +463,7 @@ class Ledger:
         get more is refused from then on. Not so after a text that the readings refute.
         """
         load = self.loads.pop(name)
-        self._return(load.reserved, now)
+        self._expect_return(load.reserved, now)
         if is_out_of_memory:
             self._record_shortage(load)
 
@@ -549,8 +551,10 @@ class Ledger:
             if device == overrun.figures.device:
                 load.reserved[device] = overrun.figures.needed_bytes or 0
 
-    def _book(self, load: LoadEntry, device: Device) -> int:
-        """Return what a load is booked with: its reservation, as far as the reading allows."""
+    def _find_booked(self, load: LoadEntry, device: Device) -> int:
+        """Return what an ended load is booked with: its reservation, as far as the newest reading
+        allows.
+        """
         believed = load.reserved[device]
         book = self.devices.get(device)
         if book is None or book.used_bytes is None:
@@ -574,7 +578,7 @@ class Ledger:
         """Return what readings have risen by during a load, of devices where it was alone."""
         if not load.is_alone:
             return NO_BYTES
-        used = self._readings(load.before)
+        used = self._list_readings(load.before)
         return {device: count - load.before[device] for device, count in used.items()}
 
     def _free_for(self, load: LoadEntry) -> Bytes:
@@ -611,8 +615,8 @@ class Ledger:
         any more. Return what is expected, for `is_unload_done`.
         """
         booked = self._find_remaining(self.models.pop(name))
-        leaving = Leaving(booked, self._readings(booked))
-        self._disturb(booked)
+        leaving = Leaving(booked, self._list_readings(booked))
+        self._mark_not_alone(booked)
         self.unloads[name] = leaving
         for device, count in booked.items():
             if device in self.devices:
@@ -637,7 +641,7 @@ class Ledger:
         """Record that Triton has unloaded the model. Harmless after the end of Triton's life."""
         leaving = self.unloads.pop(name, None)
         if leaving is not None:
-            self._return(leaving.booked, now)
+            self._expect_return(leaving.booked, now)
 
     def strand(self, name: TritonName, *, is_out_of_memory: bool = False) -> None:
         """Keep the bytes of a load or an unload that Triton does not finish.
@@ -664,10 +668,10 @@ class Ledger:
         """Release what Triton was stuck with, and has finished after all."""
         size = self.stuck.pop(name, None)
         if size is not None:
-            self._disturb(size)
-            self._return(size, now)
+            self._mark_not_alone(size)
+            self._expect_return(size, now)
 
-    def _return(self, size: Bytes, now: float) -> None:
+    def _expect_return(self, size: Bytes, now: float) -> None:
         """Expect a newer reading to show that the bytes are back."""
         self.returning.append(Leaving(size, NO_BYTES, now))
         self._forget_returned(now)
@@ -684,13 +688,13 @@ class Ledger:
         """
         if booked.keys() <= {UNSEEN}:
             booked = {**dict.fromkeys(self.devices, 0), **booked}
-        self._disturb(booked)
+        self._mark_not_alone(booked)
         self.models[name] = booked
         for device, count in booked.items():
             if device in self.devices:
                 self.devices[device].settled_bytes += count
                 self.devices[device].empty_bytes = None
-                self._correct(device)
+                self._clamp_settled(device)
 
     def start_life(self) -> None:
         """Forget what an earlier Triton had loaded: it ended, and another one is up. The loads that
@@ -703,20 +707,22 @@ class Ledger:
         self.unloads.clear()
         self.returning.clear()
         self.stuck.clear()
-        self._disturb(self.devices)
+        self._mark_not_alone(self.devices)
         for book in self.devices.values():
             book.empty_bytes = None
 
     # -- inside ---------------------------------------------------------------------------------
 
-    def _departures(self) -> Iterable[Leaving]:
+    def _list_leaving(self) -> Iterable[Leaving]:
+        """Return what is expected back: of unloads in progress, and of what has ended lately."""
         return [*self.unloads.values(), *self.returning]
 
     def _reserved_for_loads(self, device: Device) -> int:
         """Return the bytes that are reserved for loads in progress, whether taken yet or not."""
         return _sum((load.reserved for load in self.loads.values()), device)
 
-    def _readings(self, devices: Collection[Device]) -> Bytes:
+    def _list_readings(self, devices: Collection[Device]) -> Bytes:
+        """Return the newest readings of these devices, without those that have none."""
         books = {device: self.devices.get(device) for device in devices}
         return {
             device: book.used_bytes
@@ -724,7 +730,7 @@ class Ledger:
             if book is not None and book.used_bytes is not None
         }
 
-    def _disturb(self, devices: Collection[Device]) -> None:
+    def _mark_not_alone(self, devices: Collection[Device]) -> None:
         """Record that loads in progress on these devices are not alone any more."""
         for load in self.loads.values():
             if _is_on(load.reserved, devices):

@@ -68,6 +68,6 @@ def total(amounts: Bytes) -> int:
     return sum(amounts.values())
 
 
-def most_of(one: Bytes, other: Bytes) -> Bytes:
+def find_larger(one: Bytes, other: Bytes) -> Bytes:
     """Return the larger figure for each device."""
     return {d: max(one.get(d, 0), other.get(d, 0)) for d in {**one, **other}}

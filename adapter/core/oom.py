@@ -185,7 +185,7 @@ def _find_phrases(
                 break
             end = _find_end(rule, low, start, start + len(head))
             if end and not (
-                rule.plain and _is_merely_said(low, start, end, needs_figure=needs_figure)
+                rule.plain and _is_no_allocation(low, start, end, needs_figure=needs_figure)
             ):
                 yield rule, start, end
 
@@ -204,11 +204,11 @@ def _find_end(rule: Rule, low: str, start: int, end: int) -> int | None:
     return tail.end()
 
 
-def _is_merely_said(low: str, start: int, end: int, *, needs_figure: bool) -> bool:
-    """Return whether words that anybody may write are no failed allocation.
+def _is_no_allocation(low: str, start: int, end: int, *, needs_figure: bool) -> bool:
+    """Return whether a phrase that people write, too, does not mean a failed allocation here.
 
-    They are one before a figure of bytes. Without a figure they are none if it is needed, or if the
-    error is about the input.
+    With a figure of bytes near it the phrase means one. Without, it means none if a figure is
+    needed, or if the error that the text names is about the input.
     """
     raised = _RAISED.findall(low, max(0, start - _NEAR), start)
     if not needs_figure and not (raised and _ABOUT_THE_INPUT.fullmatch(raised[-1])):

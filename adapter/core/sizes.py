@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TypeVar
 
-from adapter.core.memory import HOST, NO_BYTES, UNSEEN, Bytes, Device, most_of, total
+from adapter.core.memory import HOST, NO_BYTES, UNSEEN, Bytes, Device, find_larger, total
 from adapter.core.model import ModelId, Package, strip_last_slash
 
 MIB = 2**20
@@ -132,7 +132,7 @@ class Sizes:
         size = self.find(package.content_key)
         last_bytes = NO_BYTES if size is None else _move(size.bytes, rooms, places, device)
         measured = last_bytes if size is not None and size.is_measured else NO_BYTES
-        known_bytes = most_of(declared, measured)
+        known_bytes = find_larger(declared, measured)
         if known_bytes:
             needed = known_bytes
             basis = Basis.MEASURED if total(measured) > total(declared) else Basis.DECLARED
@@ -148,7 +148,7 @@ class Sizes:
         if shortage is not None:
             reserved = _move(shortage.reserved, rooms, places, device)
             guess = {place: shortage.factor * count for place, count in reserved.items()}
-            raised = most_of(needed, _limit_guess(guess, guess_limit_bytes))
+            raised = find_larger(needed, _limit_guess(guess, guess_limit_bytes))
             if raised != needed:
                 needed = raised
                 basis = Basis.SHORTAGE
@@ -243,7 +243,7 @@ class Sizes:
         """Return the largest measured size on each device."""
         largest: Bytes = NO_BYTES
         for size in self._list_measured():
-            largest = most_of(largest, size.bytes)
+            largest = find_larger(largest, size.bytes)
         return largest
 
     def _list_measured(self) -> list[Size]:

@@ -85,7 +85,7 @@ TRANSITIONS: Mapping[tuple[ModelState | None, ModelEvent], ModelState | None] = 
 }
 
 # A load is in progress.
-COMING = frozenset({ModelState.PREPARING, ModelState.LOADING})
+BEING_LOADED = frozenset({ModelState.PREPARING, ModelState.LOADING})
 
 # Triton has the model, whether or not it can serve.
 LOADED = frozenset({ModelState.READY, ModelState.DEAD})

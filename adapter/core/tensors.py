@@ -61,7 +61,7 @@ class ContentTypes:
         return media_type in self.types or f"{kind}/*" in self.types
 
 
-def flat(data: Any) -> list[Any]:
+def flatten(data: Any) -> list[Any]:
     """Return the values of nested lists in their order; ValueError for lists nested too deeply."""
     values = [data]
     for _ in range(_MAX_LEVELS):
@@ -71,7 +71,7 @@ def flat(data: Any) -> list[Any]:
     raise ValueError(f"the values are in lists of more than {_MAX_LEVELS - 1} levels")
 
 
-def unpacked(datatype: str, raw: bytes) -> Iterator[list[Any]]:
+def unpack_values(datatype: str, raw: bytes) -> Iterator[list[Any]]:
     """Yield the values in pieces. Raise ValueError for an unknown type, and for bytes of another
     length than whole values have.
     """
@@ -92,7 +92,7 @@ def unpacked(datatype: str, raw: bytes) -> Iterator[list[Any]]:
             yield list(values)
 
 
-def packed(datatype: str, values: Sequence[Any]) -> bytes:
+def pack_values(datatype: str, values: Sequence[Any]) -> bytes:
     """Return the bytes of values. Raise ValueError for an unknown type, and for values that are
     none of it.
     """

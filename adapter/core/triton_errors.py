@@ -158,23 +158,24 @@ class Faults:
         self, code: str, text: str, *, name: TritonName | None = None, model_id: ModelId | None
     ) -> AdapterError:
         """Return the error for a load, unload or index call that failed with this gRPC code."""
-        said = self._word_for_caller(text, name, model_id)
-        if error := _explain_transport(code, text, said, model_id):
+        caller_text = self._word_for_caller(text, name, model_id)
+        error = _explain_transport(code, text, caller_text, model_id)
+        if error is not None:
             return error
         if code == "RESOURCE_EXHAUSTED":
             # grpcio's own limits on messages and metadata; Triton never uses this code
-            return LoadFailed(said, model_id=model_id)
+            return LoadFailed(caller_text, model_id=model_id)
         if is_not_explicit(text):
             return BackendError(NOT_EXPLICIT, model_id=model_id)
         verdict = self._classifier.judge(
             text, phase=Phase.LOAD, http_status=_HTTP_OF_LOAD.get(code, _SERVER_ERROR)
         )
         if verdict.strength is Strength.STRONG:
-            return _make_out_of_memory(said, verdict, model_id)
+            return _make_out_of_memory(caller_text, verdict, model_id)
         suspected = verdict.matched
         of_shm = verdict.of_shm
-        said = _add_backend_advice(_add_environment_advice(said))
-        return LoadFailed(said, model_id=model_id, suspected=suspected, of_shm=of_shm)
+        caller_text = _add_backend_advice(_add_environment_advice(caller_text))
+        return LoadFailed(caller_text, model_id=model_id, suspected=suspected, of_shm=of_shm)
 
     def explain_inference(
         self, status: int, content_type: str, text: str, *, name: TritonName, model_id: ModelId
@@ -215,16 +216,17 @@ class Faults:
         RESOURCE_EXHAUSTED is grpcio's: a message or the metadata was too large. Triton itself
         never uses it, so it is no lack of memory.
         """
-        said = self._word_for_caller(text, name, model_id)
-        if error := _explain_transport(code, text, said, model_id, is_tritons=is_tritons):
+        caller_text = self._word_for_caller(text, name, model_id)
+        error = _explain_transport(code, text, caller_text, model_id, is_tritons=is_tritons)
+        if error is not None:
             return error
         if code == "RESOURCE_EXHAUSTED":
             if _METADATA_TOO_LARGE.match(text):
-                why = f"the request's metadata are more than Triton takes: {said}"
-                return InvalidRequest(why, model_id=model_id)
+                reason = f"the request's metadata are more than Triton takes: {caller_text}"
+                return InvalidRequest(reason, model_id=model_id)
             if _REQUEST_TOO_LARGE.search(text):
-                return PayloadTooLarge(said, model_id=model_id)
-            return InferenceFailed(said, model_id=model_id)
+                return PayloadTooLarge(caller_text, model_id=model_id)
+            return InferenceFailed(caller_text, model_id=model_id)
         error = self._explain_answer(_HTTP_OF_INFER.get(code, _SERVER_ERROR), text, name, model_id)
         if type(error) is _OWN_CODES.get(code) and not _TURNED_AWAY.search(text):
             error.own_code = code
@@ -237,22 +239,19 @@ class Faults:
 
         `status` is what its HTTP port says, or would say.
         """
-        said = self._word_for_caller(text, name, model_id)
+        caller_text = self._word_for_caller(text, name, model_id)
         if status == _NOT_IMPLEMENTED and _DECOUPLED.search(text):
-            return InvalidRequest(f"{said}{_STREAMS}", model_id=model_id)
+            return InvalidRequest(f"{caller_text}{_STREAMS}", model_id=model_id)
         if status in {_NOT_FOUND, _UNAVAILABLE} and _UNKNOWN_MODEL.search(text):
-            return ModelNotFound(f"Triton does not have the model: {said}", model_id=model_id)
-        if (
-            status == _NOT_IMPLEMENTED
-            or _NO_REGION.match(text)
-            or (not name and _NO_SETTING.match(text))
-            or (status in {_NOT_FOUND, _UNAVAILABLE} and _UNKNOWN_VERSION.search(text))
-        ):
-            return InvalidRequest(said, model_id=model_id)
+            return ModelNotFound(
+                f"Triton does not have the model: {caller_text}", model_id=model_id
+            )
+        if _is_about_unknown(status, text, has_model=bool(name)):
+            return InvalidRequest(caller_text, model_id=model_id)
         verdict = self._classifier.judge(text, phase=Phase.INFER, http_status=status)
         if verdict.strength is Strength.STRONG:
-            return _make_out_of_memory(said, verdict, model_id)
-        return _explain_execution(status, text, said, verdict, model_id)
+            return _make_out_of_memory(caller_text, verdict, model_id)
+        return _explain_execution(status, text, caller_text, verdict, model_id)
 
 
 def is_not_explicit(text: str) -> bool:
@@ -260,47 +259,60 @@ def is_not_explicit(text: str) -> bool:
     return text.startswith(_NOT_EXPLICIT)
 
 
+def _is_about_unknown(status: int, text: str, *, has_model: bool) -> bool:
+    """Return whether a call is at fault because it names what Triton does not know: a method, a
+    region of shared memory, a log setting, or a version of the model.
+    """
+    if status == _NOT_IMPLEMENTED or _NO_REGION.match(text):
+        return True
+    if not has_model and _NO_SETTING.match(text):
+        return True
+    return status in {_NOT_FOUND, _UNAVAILABLE} and _UNKNOWN_VERSION.search(text) is not None
+
+
 def _explain_execution(
-    status: int, text: str, said: str, verdict: Verdict, model_id: ModelId
+    status: int, text: str, caller_text: str, verdict: Verdict, model_id: ModelId
 ) -> AdapterError:
     """Return the error for an inference that failed while the model ran, without a proven lack of
     memory: StubDied, Overloaded (503), InferenceFailed (404, and from 500 on) or InvalidRequest.
 
-    `said` is Triton's `text` with the caller's name of the model.
+    `caller_text` is Triton's `text` under the caller's name of the model.
     """
     suspected = verdict.matched
     of_shm = verdict.of_shm
     if _DEAD_STUB.search(text):
-        return StubDied(said, model_id=model_id, suspected=suspected)
+        return StubDied(caller_text, model_id=model_id, suspected=suspected)
     if status == _UNAVAILABLE:
-        return Overloaded(said, model_id=model_id, delivered=True)
+        return Overloaded(caller_text, model_id=model_id, delivered=True)
     # 404 here is the model's own (TritonError.NOT_FOUND); to the platform it would say 'reload'
     if status >= _SERVER_ERROR or status == _NOT_FOUND:
-        said = _add_environment_advice(said)
-        return InferenceFailed(said, model_id=model_id, suspected=suspected, of_shm=of_shm)
-    return InvalidRequest(said, model_id=model_id)
+        caller_text = _add_environment_advice(caller_text)
+        return InferenceFailed(caller_text, model_id=model_id, suspected=suspected, of_shm=of_shm)
+    return InvalidRequest(caller_text, model_id=model_id)
 
 
-def _add_backend_advice(said: str) -> str:
-    if not _NO_BACKEND.search(said):
-        return said
+def _add_backend_advice(text: str) -> str:
+    """Add to Triton's text about a missing backend what can be done."""
+    if not _NO_BACKEND.search(text):
+        return text
     return (
-        f"{said}\nTriton itself lacks this backend: see its --backend-directory; or the config"
+        f"{text}\nTriton itself lacks this backend: see its --backend-directory; or the config"
         " names another backend than is meant"
     )
 
 
-def _add_environment_advice(said: str) -> str:
-    if not _NO_MODULE.search(said):
-        return said
+def _add_environment_advice(text: str) -> str:
+    """Add to Triton's text about a missing Python module what can be done."""
+    if not _NO_MODULE.search(text):
+        return text
     return (
-        f"{said}\nThe Python that runs the model does not have the module; install it there, or"
+        f"{text}\nThe Python that runs the model does not have the module; install it there, or"
         f" bring it along: {ENVIRONMENTS}"
     )
 
 
 def _explain_transport(
-    code: str, text: str, said: str, model_id: ModelId | None, *, is_tritons: bool = False
+    code: str, text: str, caller_text: str, model_id: ModelId | None, *, is_tritons: bool = False
 ) -> AdapterError | None:
     """Return what grpcio says in Triton's place; None when Triton itself answered."""
     if code == "DEADLINE_EXCEEDED":
@@ -309,11 +321,11 @@ def _explain_transport(
         return None
     if _NOT_DELIVERED.search(text):
         return BackendUnavailable(
-            f"Triton cannot be reached: {said}", model_id=model_id, delivered=False
+            f"Triton cannot be reached: {caller_text}", model_id=model_id, delivered=False
         )
     if _LOST.search(text):
         return BackendUnavailable(
-            f"the connection to Triton broke: {said}", model_id=model_id, delivered=True
+            f"the connection to Triton broke: {caller_text}", model_id=model_id, delivered=True
         )
     return None
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from adapter.control.door import (
-    COMING,
+    BEING_LOADED,
     ModelRecord,
     Models,
     ModelState,
@@ -47,7 +47,7 @@ _MAX_PATH_BYTES = 1024
 
 _STATES = {
     **{state: state.value for state in ModelState},
-    **dict.fromkeys(COMING, "LOADING"),
+    **dict.fromkeys(BEING_LOADED, "LOADING"),
     ModelState.DEAD: "UNAVAILABLE",
     ModelState.LOST: "LOADING",
 }

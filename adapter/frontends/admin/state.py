@@ -16,7 +16,7 @@ from heapq import nlargest, nsmallest
 from typing import Any
 
 from adapter.control.door import (
-    COMING,
+    BEING_LOADED,
     ControlState,
     ForgottenModel,
     ModelRecord,
@@ -39,7 +39,7 @@ _MOST = 100_000
 _DIGITS = re.compile(r"[0-9]{1,6}")  # Python reads no number of more than 4,300 digits
 _HOLDERS = 12  # of a device: those that a bar can show
 _FAILURES = 20
-_MOVING = COMING | {ModelState.UNLOADING}
+_MOVING = BEING_LOADED | {ModelState.UNLOADING}
 _GONE = "GONE"  # of a record whose model went while the state was written
 
 

@@ -9,7 +9,7 @@ from google.protobuf.message import DecodeError
 from tritonclient.grpc import service_pb2 as pb
 
 from adapter.control.door import ModelRecord
-from adapter.core.tensors import PIECE_BYTES, flat, packed, unpacked
+from adapter.core.tensors import PIECE_BYTES, flatten, pack_values, unpack_values
 from adapter.errors import InvalidRequest
 from adapter.frontends.grpc.parameters import check_parameters
 
@@ -47,7 +47,9 @@ def _build_request(call: Mapping[str, Any], raw: bytes, name: str) -> Any:
         )
         _add_parameters(into.parameters, given.get("parameters", {}))
         if size is None:
-            request.raw_input_contents.append(packed(given["datatype"], flat(given["data"])))
+            request.raw_input_contents.append(
+                pack_values(given["datatype"], flatten(given["data"]))
+            )
         elif 0 <= size <= len(raw) - at:
             request.raw_input_contents.append(raw[at : at + size])
             at += size
@@ -116,7 +118,7 @@ def as_line(message: bytes, record: ModelRecord) -> bytes | StreamError:
 def _output(output: Any, raw: bytes) -> bytes:
     """Return an output as JSON, its values piece by piece: `json.dumps` holds Python's lock."""
     head = {"name": output.name, "datatype": output.datatype, "shape": [*output.shape]}
-    data = b", ".join(map(_json, unpacked(output.datatype, raw)))
+    data = b", ".join(map(_json, unpack_values(output.datatype, raw)))
     return json.dumps(head)[:-1].encode() + b', "data": [' + data + b"]}"
 
 

@@ -158,8 +158,8 @@ class Streams:
     async def _write_events(
         self, kind: str, answers: AsyncGenerator[bytes, None], inference: HandledInference
     ) -> None:
-        """Write each answer as events of the stream. A failure behind the first answer is written as
-        the last message of the stream; one before it is raised, and answered as InvokeEndpoint
+        """Write each answer as events of the stream. A failure behind the first answer becomes the
+        last message of the stream. One before it is raised, and answered as InvokeEndpoint
         answers it.
         """
         async with aclosing(answers):

@@ -14,7 +14,7 @@ from google.protobuf.message import DecodeError
 
 from adapter._proto import model_runtime_pb2 as pb
 from adapter.control.door import (
-    COMING,
+    BEING_LOADED,
     ModelRecord,
     Models,
     ModelState,
@@ -51,7 +51,7 @@ _OPERATIONS = (pb.LoadModelRequest, pb.UnloadModelRequest)
 # ModelMesh asks every 2 s; it gets the result of a longer purge the next time.
 _PURGE_SECONDS = 1.0
 _VERSION = "v1"  # until Triton reports its own
-_PRESENT = COMING | {ModelState.READY}
+_PRESENT = BEING_LOADED | {ModelState.READY}
 _RETRY_SECONDS = 0.25
 # Calls that name a model, in field 1. ModelMesh refuses all others, and cannot proxy streams.
 _METHODS = ("ModelReady", "ModelMetadata", "ModelInfer", "ModelConfig", "ModelStatistics")

@@ -14,7 +14,7 @@ from adapter.codecs import CODECS, CONTENT_TYPES_PARAMETER, codec_of
 from adapter.codecs.base import MAX_TEXT_BYTES, Codec, Source, Values, converted
 from adapter.codecs.npy import cast
 from adapter.core.calls import V2Answer
-from adapter.core.tensors import PIECE_VALUES, SIZES, ContentTypes, packed
+from adapter.core.tensors import PIECE_VALUES, SIZES, ContentTypes, pack_values
 from adapter.errors import (
     AdapterError,
     InvalidRequest,
@@ -359,4 +359,4 @@ def _pack_values(output: dict[str, Any], data: list[bytes] | None) -> bytes:
     """
     if "data" not in output or data is None:
         raise ValueError("its values are elsewhere, in shared memory perhaps")
-    return b"".join(packed(output["datatype"], json.loads(piece)) for piece in data)
+    return b"".join(pack_values(output["datatype"], json.loads(piece)) for piece in data)

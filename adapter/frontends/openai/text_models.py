@@ -14,7 +14,7 @@ from functools import lru_cache
 from math import prod
 from typing import Any
 
-from adapter.core.tensors import packed
+from adapter.core.tensors import pack_values
 from adapter.errors import InferenceFailed, InvalidRequest
 from adapter.frontends.http.instrumentation import quoted
 
@@ -103,7 +103,7 @@ def write_inference(model: TextModel, texts: Sequence[str], parameter: str) -> t
     """Return the body of an inference, which is JSON with the raw texts behind it, and the length
     of the JSON.
     """
-    values = packed("BYTES", texts)
+    values = pack_values("BYTES", texts)
     shape = f"[{len(texts)},1]" if model.max_batch_size else "[1]"
     text = _INFERENCE % (quoted(model.input), shape, len(values), quoted(model.output), parameter)
     return text.encode() + values, len(text)

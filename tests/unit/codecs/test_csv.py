@@ -112,7 +112,7 @@ class Longest:
 def test_table_is_read_in_pieces(monkeypatch, end):
     """A call of C holds the interpreter's lock, and with it the event loop."""
     longest, count = Longest(), 100_000
-    monkeypatch.setattr(csv, "packed", longest.of(csv.packed))
+    monkeypatch.setattr(csv, "pack_values", longest.of(csv.pack_values))
     shape, raw = read_table((b"1.5" + end) * count + b"1.5", "FP32")
     assert shape == ((1, count + 1) if end == b"," else (count + 1, 1))
     assert raw == np.full(count + 1, 1.5, "<f4").tobytes()

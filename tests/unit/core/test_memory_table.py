@@ -4,7 +4,7 @@ Each test is one sequence of events on one or more devices, and what the books s
 between them. All figures are MiB.
 """
 
-from adapter.core.admission import Answer, Purpose, Reason, place_on
+from adapter.core.admission import Answer, Purpose, Reason, sort_devices
 from adapter.core.ledger import Leaving, is_unload_done, limit_of
 from tests.unit.core.books import GPU, MIB, Books, gpu, guess, known, to_bytes, to_mib
 
@@ -233,7 +233,8 @@ def test_package_is_placed_where_it_can_fit():
     books.add("a", 3500, "large")
 
     def order(count):
-        return place_on(books.ledger, {name: known(**{name: count}) for name in ("large", "small")})
+        needs = {name: known(**{name: count}) for name in ("large", "small")}
+        return sort_devices(books.ledger, needs)
 
     assert order(600) == ["small", "large"]
     assert order(2000) == ["large", "small"]  # the small one can never have it
