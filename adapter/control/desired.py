@@ -165,7 +165,7 @@ class Desired:
             if self.on_demand is not None:
                 await self.on_demand.load_without_deadline(model.model_id, model.source)
             if model.reason is WantedReason.LOST:  # a platform had asked for the model's load
-                self.models.keep(model.model_id)
+                self.models.keep_loaded(model.model_id)
             return
         request = LoadRequest(model.source, LoadedFor.PLATFORM, on_exit=OnExit.RELOAD)
         operation = self.models.start_load(model.model_id, request)

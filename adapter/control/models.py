@@ -171,13 +171,15 @@ class Models:
         return record
 
     def refuse_loaded(self, model_id: ModelId) -> None:
-        """Raise AlreadyLoaded if there is the model, or a load of it, and keep it then."""
-        state = self._find_presence(model_id)
+        """Raise AlreadyLoaded if the model is loaded or being loaded; it then stays until somebody
+        unloads it.
+        """
+        state = self._describe_presence(model_id)
         if state:
-            self.keep(model_id)
+            self.keep_loaded(model_id)
             raise AlreadyLoaded(f"model {model_id!r} is {state}", model_id=model_id)
 
-    def _find_presence(self, model_id: ModelId) -> str:
+    def _describe_presence(self, model_id: ModelId) -> str:
         """Return how the model is there already; "" if it is not, or about to be unloaded."""
         if self.operations.load_of(model_id) is not None:
             return "being loaded"
@@ -196,8 +198,8 @@ class Models:
         if given_up is not None:
             raise explain_given_up(model_id, given_up)
 
-    def keep(self, model_id: ModelId) -> None:
-        """Have the model stay until its unload: calls may evict it only until now."""
+    def keep_loaded(self, model_id: ModelId) -> None:
+        """Have the model stay until somebody unloads it: from now on no call evicts it."""
         for record in self.list_versions(model_id):
             record.loaded_for = LoadedFor.PLATFORM
 
@@ -230,7 +232,7 @@ class Models:
         ready = self.registry.find_ready(record.id)
         if ready is not None:
             if request.loaded_for is LoadedFor.PLATFORM:
-                self.keep(record.id)
+                self.keep_loaded(record.id)
             return ready
         present = self.registry.get(record.id)
         if present is not None and present.state is ModelState.DEAD:
@@ -312,7 +314,7 @@ class Models:
             raise _explain_stuck(stuck[0])
 
     def _forget_wanted(self, model_id: ModelId) -> bool:
-        """Stop to load the model again and again; return whether it was wanted."""
+        """Make the adapter load the model no more by itself; return whether it was wanted."""
         model = self.wanted.get(model_id)
         if model is not None and model.reason is not WantedReason.LOST:
             log.info("adapter.wanted_no_more", extra={"model_id": model_id})
@@ -324,15 +326,15 @@ class Models:
         self.status.refuse_unless_open()
         ids = {record.id for record in self.registry.records()}
         ids |= {model.model_id for model in self.wanted.models()}
-        unloads = [self._unload_any(model_id, log_fields) for model_id in sorted(ids)]
+        unloads = [self._unload_if_present(model_id, log_fields) for model_id in sorted(ids)]
         await asyncio.gather(*unloads)
         await self.watcher.unload_strangers()
 
-    async def _unload_any(self, model_id: ModelId, log_fields: Mapping[str, str]) -> None:
+    async def _unload_if_present(self, model_id: ModelId, log_fields: Mapping[str, str]) -> None:
         try:
             await self.unload(model_id, **log_fields)
         except ModelNotFound:
-            return  # somebody else has unloaded the model
+            return
 
     # -- updates ----------------------------------------------------------------------------
 
@@ -449,41 +451,45 @@ class Models:
         old one serves no more, load that again from its own files, and raise the failure.
         """
         new.name = self.registry.free_name(new.id)
-        aside = await self.packages.keep(old.name) if old.name else ""
-        again = _make_version(old, replace(old.source, kept=aside), old.key)
-        again.files = old.files
+        aside_path = await self.packages.set_aside(old.name) if old.name else ""
+        restored = _make_version(old, replace(old.source, kept=aside_path), old.key)
+        restored.files = old.files
         if old.files is not None:
-            self.files.retain(old.files)  # for the way back: the store may have lost this version
+            # for another load of the old version, which the store may not have any more
+            self.files.retain(old.files)
         try:
             await self.loader.load_in_place(new, old, LoadTerms(), log_fields, unload_fields)
         except AdapterError as error:
             # Triton may have exited, or be stuck with the old version
             is_of_version = old.state is None and not isinstance(error, BackendUnavailable)
-            again.failed_update = new.files if is_of_version else None
+            restored.failed_update = new.files if is_of_version else None
             if self.registry.get(old.id) is None and self.status.is_open:
-                await self._load_old(old, again, error, log_fields)
+                await self._load_old(old, restored, error, log_fields)
             raise
         finally:
             if old.files is not None:
                 self.files.release(old.files)
-            await self.packages.discard(aside)
+            await self.packages.discard(aside_path)
         return new
 
     async def _load_old(
         self,
         old: ModelRecord,
-        again: ModelRecord,
+        restored: ModelRecord,  # the record for this load of the old version
         error: AdapterError,
         log_fields: Mapping[str, str],
     ) -> None:
-        """Load the old version again after `error`, and say so in it."""
-        again.name = self.registry.free_name(old.id)
+        """Load the old version again after an update failed with `error`; add to the text of
+        `error` whether that succeeded.
+        """
+        restored.name = self.registry.free_name(old.id)
         try:
-            await self.loader.load(again, LoadTerms(), log_fields)
+            await self.loader.load(restored, LoadTerms(), log_fields)
         except AdapterError as failure:
             outcome = f"the model that was there could not be loaded again: {failure}"
         else:
-            again.load_started_at = old.load_started_at  # its files are those of then
+            # its files are those that were read then, which `has_changed` compares with
+            restored.load_started_at = old.load_started_at
             outcome = "the model that was there was loaded again"
         error.args = (f"{error}; {outcome}",)
 

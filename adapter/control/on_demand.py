@@ -143,7 +143,7 @@ class OnDemand:
             await self.models.update(ready, key)
         # after an update too: the model may have been evicted before the update began
         await self.load_without_deadline(model_id, key)
-        self.models.keep(model_id)
+        self.models.keep_loaded(model_id)
         return True
 
     async def load_without_deadline(self, model_id: ModelId, key: ArtifactKey) -> None:

@@ -221,13 +221,14 @@ class Packages(Protocol):
     async def remove(self, name: TritonName) -> None:
         """Remove what was prepared and placed under the name, if anything."""
 
-    async def keep(self, name: TritonName) -> str:
-        """Keep what was unpacked of the package, or written for it, beyond its removal; return what
-        ModelSource.kept is then, empty where all files are the caller's.
+    async def set_aside(self, name: TritonName) -> str:
+        """Put aside what was unpacked of the package, or written for it, so that it outlasts the
+        removal of the package. Return the path for ModelSource.kept; "" if all files are the
+        caller's.
         """
 
     async def discard(self, path: str) -> None:
-        """Remove what `keep` has put aside, if anything."""
+        """Remove what `set_aside` has put aside, if anything."""
 
     async def staged(self) -> Sequence[StagedModel]:
         """Return what an earlier run has left in Triton's repository."""

@@ -45,12 +45,12 @@ def read_content_types(config: ModelConfig, text: str, path: Path) -> ContentTyp
         )
     except ValueError as error:
         raise invalid_model(
-            f"{path}:{_line(text)}", f"parameter {CONTENT_TYPES_PARAMETER}: {error}"
+            f"{path}:{_find_line(text)}", f"parameter {CONTENT_TYPES_PARAMETER}: {error}"
         ) from error
 
 
-def misspelt(config: ModelConfig, path: Path) -> tuple[str, ...]:
-    """Warn of parameters whose names are almost those that the adapter reads."""
+def find_misspelt_parameters(config: ModelConfig, path: Path) -> tuple[str, ...]:
+    """Return a warning for each parameter whose name is almost one that the adapter reads."""
     known = [CONTENT_TYPES_PARAMETER, ENTRY_PARAMETER]
     found = []
     for name in sorted(set(config.parameters) - set(known)):
@@ -97,7 +97,7 @@ def _datatype(tensor: ModelInput | ModelOutput) -> str:
     return "BYTES" if name == "STRING" else name
 
 
-def _line(text: str) -> int:
+def _find_line(text: str) -> int:
     """Return the line on which a config last names the parameter of content types."""
     lines = [
         text.count("\n", 0, token.start()) + 1
@@ -107,7 +107,7 @@ def _line(text: str) -> int:
     return lines[-1] if lines else 1
 
 
-def declared_bytes(config: ModelConfig | None, path: Path) -> int | None:
+def read_declared_bytes(config: ModelConfig | None, path: Path) -> int | None:
     """Return the bytes of memory that a config says its model takes; None if it says nothing. Raise
     InvalidModel if that is not a size.
 
@@ -124,7 +124,7 @@ def declared_bytes(config: ModelConfig | None, path: Path) -> int | None:
         ) from error
 
 
-def gpus(configs: Iterable[ModelConfig | None]) -> frozenset[int] | None:
+def list_gpus(configs: Iterable[ModelConfig | None]) -> frozenset[int] | None:
     """Return the CUDA numbers of the GPUs that all of the models name together.
 
     None if one of them leaves the choice to Triton or to its backend: it has no config, no instance
@@ -133,7 +133,7 @@ def gpus(configs: Iterable[ModelConfig | None]) -> frozenset[int] | None:
     named: set[int] = set()
     for config in configs:
         if config is not None and is_ensemble(config):
-            continue  # only its steps run
+            continue  # an ensemble itself runs nowhere: its steps do
         groups = config.instance_group if config is not None else ()
         if not groups:
             return None
@@ -169,7 +169,7 @@ def _is_gpu_open(config: ModelConfig | None, backend: str | None) -> bool | None
     return any(group.kind != ModelInstanceGroup.KIND_CPU for group in groups)
 
 
-def processes(models: Iterable[tuple[str | None, ModelConfig | None]]) -> int | None:
+def count_processes(models: Iterable[tuple[str | None, ModelConfig | None]]) -> int | None:
     """Return among how many processes the memory of these models on one GPU is divided at most.
 
     None where a backend is not known: those written in Python run processes of their own.
@@ -180,8 +180,8 @@ def processes(models: Iterable[tuple[str | None, ModelConfig | None]]) -> int | 
         groups = config.instance_group if config is not None else ()
         known = BACKENDS.get(backend or "")
         if backend == PYTHON:
-            of_gpus = [each for each in groups if each.kind != ModelInstanceGroup.KIND_CPU]
-            of_python += sum(max(1, each.count) for each in of_gpus) if groups else 1
+            on_gpus = [group for group in groups if group.kind != ModelInstanceGroup.KIND_CPU]
+            of_python += sum(max(1, group.count) for group in on_gpus) if groups else 1
         elif known is not None and known.runs_in_triton:
             in_triton = 1
         elif config is None or not is_ensemble(config):

@@ -37,13 +37,13 @@ from adapter.packages.config import (
     parse,
 )
 from adapter.packages.config_parameters import (
-    declared_bytes,
-    gpus,
+    count_processes,
+    find_misspelt_parameters,
     is_declared_entry,
     leaves_gpu_open,
-    misspelt,
-    processes,
+    list_gpus,
     read_content_types,
+    read_declared_bytes,
 )
 from adapter.packages.config_paths import find_path_faults
 from adapter.packages.config_rules import find_config_faults
@@ -63,10 +63,10 @@ from adapter.packages.messages import (
 from adapter.packages.model_files import (
     STUB,
     check_model_files,
+    find_odd_environment,
     has_own_backend,
-    kept_inside,
-    missing_folders,
-    odd_environment,
+    list_files_kept_inside,
+    list_missing_folders,
 )
 from adapter.packages.roots import Inside
 from adapter.packages.schema import Schema, merge, parse_schema, tensors_text
@@ -128,9 +128,10 @@ def inspect(
         declared = _sum_declared_bytes(source, models)
     except OSError as error:
         raise invalid_model(error.filename or path, str(error.strerror)) from error
-    # what is learned under one key of a store does not count for another, which may be another's
-    given = (source.model_type, source.entry, source.key)
-    hints = (*given, [model.part.config_text for model in models])
+    # sizes that are learned under one key of a store do not count for another key, which may be
+    # somebody else's
+    configs = [model.part.config_text for model in models]
+    hints = (source.model_type, source.entry, source.key, configs)
     contents.digest.update(repr(hints).encode("utf-8", "backslashreplace"))
     return Package(
         root=str(path),
@@ -143,10 +144,10 @@ def inspect(
             m.part.backend for m in models if m.part.backend and m.has_own_backend
         ),
         warnings=tuple(warning for m in models for warning in m.warnings),
-        gpus=gpus(model.config for model in models),
+        gpus=list_gpus(model.config for model in models),
         content_types=models[-1].content_types,
         outputs=models[-1].outputs,
-        processes=processes((model.part.backend, model.config) for model in models),
+        processes=count_processes((model.part.backend, model.config) for model in models),
         leaves_gpu_open=leaves_gpu_open((model.part.backend, model.config) for model in models),
         asks_for_cache=any(m.asks_for_cache for m in models if m.part.role is not Role.HELPER),
         neighbours=tuple(_list_neighbours(path, contents.tree, inside)),
@@ -157,7 +158,7 @@ def _sum_declared_bytes(source: ModelSource, models: Iterable[_Model]) -> int | 
     """Return the bytes of memory that the caller says a package takes, else the sum of what its
     models' configs say; None if nothing says it.
     """
-    found = [declared_bytes(m.config, m.folder / CONFIG) for m in models]
+    found = [read_declared_bytes(m.config, m.folder / CONFIG) for m in models]
     declared = [size for size in found if size is not None]
     if source.declared_bytes is not None or not declared:
         return source.declared_bytes
@@ -456,24 +457,24 @@ def _inspect_native(
     refuse_faults(path, find_config_faults(config))
     types = read_content_types(config, written, path)
     own = {name: tree[name] for name in tree if name not in {*OWN_NAMES, SCHEMA}}
-    links = tuple(_make_links(folder, own, kept_inside(config)))
+    links = tuple(_make_links(folder, own, list_files_kept_inside(config)))
     part = ModelPart(
         "",
         Role.ENTRY,
         text,
         links,
-        missing_folders(tree, config),
+        list_missing_folders(tree, config),
         backend=backend_of(config),
         config_file=str(path),
     )
     odd = explain_unknown_platform(config)
     warnings = checked.warnings if odd is None else (*checked.warnings, f"{shown(path)}: {odd}")
-    warnings = (*warnings, *misspelt(config, path))
+    warnings = (*warnings, *find_misspelt_parameters(config, path))
     has_no_tensors = not config.input and not config.output
     if has_no_tensors and not config.runtime.endswith(".py"):
         warnings = (*warnings, *_find_missing_tensors(folder, backend_of(config), inside))
     if backend_of(config) == PYTHON:
-        warnings = (*warnings, *odd_environment(folder, tree, config))
+        warnings = (*warnings, *find_odd_environment(folder, tree, config))
     has_own = has_own_backend(tree, config)
     return _Model(folder, part, served, has_own, config, warnings, types)
 

@@ -35,9 +35,9 @@ def shown(*path: object) -> str:
         return text.encode("utf-8", "backslashreplace").decode()
 
 
-def cut(text: str, most: int = _MAX_CHARACTERS) -> str:
-    """Return at most `most` characters of a text that a caller wrote, and dots for the rest."""
-    return text if len(text) <= most else text[:most] + "..."
+def cut(text: str, max_characters: int = _MAX_CHARACTERS) -> str:
+    """Return the first characters of a text that a caller wrote, and dots for the rest."""
+    return text if len(text) <= max_characters else text[:max_characters] + "..."
 
 
 def listed(items: Iterable[object], separator: str = ", ") -> str:

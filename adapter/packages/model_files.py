@@ -23,7 +23,7 @@ _NUMBERED = re.compile(r"\s*[+-]?([0-9]+)")
 _NUMPY = re.compile(r"numpy-(\d+)(\.[^-]*)?\.dist-info")
 
 
-def missing_folders(tree: Tree, config: ModelConfig) -> tuple[str, ...]:
+def list_missing_folders(tree: Tree, config: ModelConfig) -> tuple[str, ...]:
     """Return the version folder to be made for an ensemble without one: not every store keeps empty
     folders.
     """
@@ -49,7 +49,7 @@ def _name_own_library(config: ModelConfig) -> str:
     return config.runtime or library_of(config.backend)
 
 
-def kept_inside(config: ModelConfig) -> frozenset[tuple[str, ...]]:
+def list_files_kept_inside(config: ModelConfig) -> frozenset[tuple[str, ...]]:
     """Return the paths, part by part, of the files that Triton refuses when a link leads out of the
     model's folder (docs/triton.md, Versions): labels, and libraries beside the config.
 
@@ -70,7 +70,7 @@ def check_model_files(root: Path, tree: Tree, config: ModelConfig) -> tuple[str,
     if is_ensemble(config):
         if not config.ensemble_scheduling.step:
             raise invalid_model(root, f"{CONFIG} is of an ensemble without steps")
-        versions = versions or [*missing_folders(tree, config)]
+        versions = versions or [*list_missing_folders(tree, config)]
     if not versions:
         found = f"it holds {listed(sorted(tree))}"
         raise invalid_model(root, found, remedy="add a version folder such as 1")
@@ -134,21 +134,21 @@ def _list_versions(root: Path, tree: Tree) -> list[str]:
     return [name for name in folders if is_version(name)]
 
 
-def odd_environment(folder: Path, tree: Tree, config: ModelConfig) -> Iterator[str]:
+def find_odd_environment(folder: Path, tree: Tree, config: ModelConfig) -> Iterator[str]:
     """Yield a warning if a model's Python environment has a numpy that Triton's python backend
     cannot use. Packed environments are not read.
     """
-    given = config.parameters.get(ENVIRONMENT)
-    place = "" if given is None else given.string_value
+    parameter = config.parameters.get(ENVIRONMENT)
+    place = "" if parameter is None else parameter.string_value
     if not place.startswith(MODEL_FOLDER):
         return
     name = place.removeprefix(MODEL_FOLDER)
     for python, packages in (_find_below(tree, PurePosixPath(name, "lib")) or {}).items():
         installed = (packages or {}).get("site-packages") if python.startswith("python") else None
-        for found in filter(None, map(_NUMPY.fullmatch, installed or {})):
-            if int(found[1]) > 1:
+        for match in filter(None, map(_NUMPY.fullmatch, installed or {})):
+            if int(match[1]) > 1:
                 yield (
-                    f"{shown(folder / name)}: has numpy {found[1]}{found[2] or ''}; with Triton"
+                    f"{shown(folder / name)}: has numpy {match[1]}{match[2] or ''}; with Triton"
                     ' 2.51 each inference fails then: "output tensor shape does not match size of'
                     " output\". Make it with: pip install 'numpy<2'"
                 )

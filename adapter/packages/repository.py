@@ -75,7 +75,7 @@ def note_ownership(folder: Path, ownership: Ownership) -> None:
     note that it damaged is none, and the folder then is for its operator to remove.
     """
     draft = folder / MARKER_DRAFT
-    draft.write_text(json.dumps(_written(ownership)))
+    draft.write_text(json.dumps(_serialize_note(ownership)))
     draft.rename(folder / MARKER)
 
 
@@ -87,29 +87,29 @@ def ownership_of(folder: Path) -> Ownership | None:
     if folder.is_symlink() or marker.is_symlink():
         return None
     try:
-        found = json.loads(marker.read_bytes())
+        note = json.loads(marker.read_bytes())
     except (OSError, ValueError, RecursionError):
         return None
-    match found:
+    match note:
         case {
             "owner": str(owner),
             "model_id": str(model_id),
             "load": list(load),
             "along": list(along),
         } if all(isinstance(name, str) for name in (*load, *along)):
-            loaded = _loaded(found.get("loaded"))
-            gpu = found.get("gpu")
+            loaded = _read_loaded(note.get("loaded"))
+            gpu = note.get("gpu")
             gpu = gpu if isinstance(gpu, int) else None
-            beside = found.get("beside")
+            beside = note.get("beside")
             beside = tuple(map(str, beside)) if isinstance(beside, list) else ()
-            is_model = found.get("is_model") is not False
+            is_model = note.get("is_model") is not False
             return Ownership(
                 owner, model_id, tuple(load), tuple(along), loaded, gpu, beside, is_model
             )
     return None
 
 
-def _written(ownership: Ownership) -> dict[str, Any]:
+def _serialize_note(ownership: Ownership) -> dict[str, Any]:
     """Return the content of a note as JSON."""
     note: dict[str, Any] = {
         "owner": ownership.owner,
@@ -123,7 +123,8 @@ def _written(ownership: Ownership) -> dict[str, Any]:
         note["is_model"] = False
     if ownership.gpu is not None:
         note["gpu"] = ownership.gpu
-    if (loaded := ownership.loaded) is not None:
+    loaded = ownership.loaded
+    if loaded is not None:
         note["loaded"] = {
             **{field: getattr(loaded.source, field) for field in _NOTED_FIELDS},
             "can_load_again": loaded.can_load_again,
@@ -133,11 +134,11 @@ def _written(ownership: Ownership) -> dict[str, Any]:
     return note
 
 
-def _loaded(found: Any) -> Loaded | None:
+def _read_loaded(value: Any) -> Loaded | None:
     """Return what a note says is loaded; None if it says nothing or is damaged: the folder is still
     ours, and is cleared then.
     """
-    match found:
+    match value:
         case {
             "url": str(url),
             "is_cached": bool(is_cached),
@@ -149,7 +150,7 @@ def _loaded(found: Any) -> Loaded | None:
             "content_key": str(content_key),
             "held": dict(held),
         } if all(isinstance(count, int) and count >= 0 for count in held.values()):
-            helpers = found.get("helpers")
+            helpers = value.get("helpers")
             source = ModelSource(
                 url,
                 model_type,
@@ -218,7 +219,7 @@ def note_unloaded(folder: Path) -> None:
 def clear(folder: Path) -> None:
     """Remove a folder of ours. Links in it are removed, never followed."""
     empty(folder)
-    hidden = _hidden(folder)
+    hidden = _find_hidden_place(folder)
     shutil.rmtree(hidden, ignore_errors=True)
     folder.rename(hidden)
     shutil.rmtree(hidden)
@@ -267,7 +268,7 @@ def disk_error(folder: Path, error: OSError) -> BackendError:
 
 def _make(folder: Path, ownership: Ownership) -> None:
     """Make a folder that has its note from the first moment on."""
-    hidden = _hidden(folder)
+    hidden = _find_hidden_place(folder)
     try:
         hidden.mkdir(exist_ok=True)
         note_ownership(hidden, ownership)
@@ -288,7 +289,7 @@ def empty(folder: Path, keep: str = "") -> None:
             path.unlink(missing_ok=True)
 
 
-def _hidden(folder: Path) -> Path:
+def _find_hidden_place(folder: Path) -> Path:
     """Return where a folder is while it is made or removed."""
     return folder.with_name(_HIDDEN + folder.name)
 

@@ -64,7 +64,7 @@ IsTaken = Callable[[TritonName], bool]
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
+class _Location:
     """The real path of a package, or of its archive."""
 
     path: Path
@@ -169,19 +169,19 @@ class Packages:
         """Remove the package's folders, if there are any. The caller's files stay."""
         await REPOSITORY.run(self._remove, name)
 
-    async def keep(self, name: TritonName) -> str:
-        """Keep what was unpacked of the package, or written for it, beyond its removal; return what
-        ModelSource.kept is then, empty where all files are the caller's. Raises BackendError on a
-        disk error.
+    async def set_aside(self, name: TritonName) -> str:
+        """Put aside what was unpacked of the package, or written for it, so that it outlasts the
+        removal of the package. Return the path for ModelSource.kept; "" if all files are the
+        caller's. Raises BackendError on a disk error.
         """
         try:
             return await UNPACKS.run_to_end(self._link_unpacked_aside, name)
-        except BaseException:  # nobody learns of what was linked by then
+        except BaseException:  # the caller does not learn where files were linked already
             await self.discard(str(kept_folder(self._repository / name)))
             raise
 
     async def discard(self, kept: str) -> None:
-        """Remove what `keep` has kept, if anything."""
+        """Remove what `set_aside` has put aside, if anything."""
         if kept:
             await REPOSITORY.run(partial(shutil.rmtree, kept, ignore_errors=True))
 
@@ -221,13 +221,13 @@ class Packages:
             raise
         return replace(package, warnings=tuple(map(for_caller, package.warnings)))
 
-    def _find(self, source: ModelSource) -> "_Found":
+    def _find(self, source: ModelSource) -> "_Location":
         """Return the package or archive that the url of a source names. Raise InvalidRequest or
         SourceMissing if it may not be used or is not there, InvalidModel if it cannot be read. No
         folder is walked.
         """
         if source.is_cached:
-            return _Found(resolve(source.url, [self._cache or os.devnull]), is_archive=False)
+            return _Location(resolve(source.url, [self._cache or os.devnull]), is_archive=False)
         path = resolve(source.url, self._roots)
         if self._is_cached(str(path)):
             raise InvalidRequest(f"url {shown(path)} is in the cache of the adapter")
@@ -238,7 +238,7 @@ class Packages:
             raise invalid_model(error.filename or path, str(error.strerror)) from error
         if archive is not None and source.config is not None:
             raise InvalidRequest(f"config is for a folder; {shown(archive)} is an archive")
-        return _Found(archive or path, is_archive=archive is not None)
+        return _Location(archive or path, is_archive=archive is not None)
 
     def _is_cached(self, path: str) -> bool:
         """Return whether a real path is in the cache of packages."""

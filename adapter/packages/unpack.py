@@ -149,8 +149,8 @@ class Unpacking:
         if self._room is None:
             self._refuse_without_room(size, inodes)
         elif self._disk_bytes > self._granted_bytes or inodes > self._granted_inodes:
-            step = _step(self._disk_bytes, self._granted_bytes, _MAX_ROOM_STEP_BYTES)
-            more = _step(inodes, self._granted_inodes, _MAX_ROOM_STEP_INODES)
+            step = _choose_room_step(self._disk_bytes, self._granted_bytes, _MAX_ROOM_STEP_BYTES)
+            more = _choose_room_step(inodes, self._granted_inodes, _MAX_ROOM_STEP_INODES)
             self._room(step, more)
             self._granted_bytes += step
             self._granted_inodes += more
@@ -306,11 +306,14 @@ class Unpacking:
         return to.startswith("/")
 
 
-def _step(needed: int, granted: int, most: int) -> int:
-    """Return how much room to request: what is needed beyond the granted, or an eighth of that and
-    at most `most` if that is more, so that requests are rare. 0 if nothing is missing.
+def _choose_room_step(needed: int, granted: int, max_step: int) -> int:
+    """Return how much room to request: 0 if no more is needed than was granted, else what is
+    missing. To make requests rare, an eighth of what was granted, but at most `max_step`, if that
+    is more.
     """
-    return max(needed - granted, min(granted // 8, most)) if needed > granted else 0
+    if needed <= granted:
+        return 0
+    return max(needed - granted, min(granted // 8, max_step))
 
 
 def _set_time(path: Path, mtime: float) -> None:

@@ -505,7 +505,7 @@ class FakePackages:
         self._prepared.discard(name)
         self._triton.repository.pop(name, None)
 
-    async def keep(self, name: TritonName) -> str:
+    async def set_aside(self, name: TritonName) -> str:
         return ""
 
     async def discard(self, kept: str) -> None:

@@ -82,7 +82,7 @@ class FakePackages:
         await self._calls.take("remove", name)
         self.folders.pop(name, None)
 
-    async def keep(self, name: TritonName) -> str:
+    async def set_aside(self, name: TritonName) -> str:
         await self._calls.take("keep", name)
         return f"kept {name}"
 

@@ -106,7 +106,7 @@ class SimDisk:
             for each in gone.placement.names:
                 self._placed.pop(each, None)
 
-    async def keep(self, name: str) -> str:
+    async def set_aside(self, name: str) -> str:
         """Keep nothing: all files are the callers' own, or of the disk cache."""
         await turns(self._draws.of("disk", "keep", name))
         return ""

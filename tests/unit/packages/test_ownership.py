@@ -288,7 +288,7 @@ async def test_kept_files_are_out_of_reach_of_models(packages, root, repository)
     """While a model is updated its old files are kept, and other models come and go."""
     shutil.make_archive(str(root / "m"), "zip", make(root / "m"))
     await place(packages, "m", root / "m.zip")
-    kept = Path(await packages.keep(TritonName("m")))
+    kept = Path(await packages.set_aside(TritonName("m")))
     before = tree(kept)
     assert "1/model.py" in before
     other = make(root / "other")

@@ -179,7 +179,7 @@ async def test_keeping_that_is_cancelled_keeps_nothing(packages, root, repositor
         return is_there
 
     monkeypatch.setattr(staging, "link_tree", link_slowly)
-    keeping = asyncio.create_task(packages.keep(TritonName("a")))
+    keeping = asyncio.create_task(packages.set_aside(TritonName("a")))
     assert await asyncio.to_thread(is_linked.wait, 60)
     keeping.cancel()
     may_end.set()
@@ -198,7 +198,7 @@ async def test_keeping_that_fails_keeps_nothing(packages, root, repository, monk
 
     monkeypatch.setattr(os, "link", refuse)
     with pytest.raises(BackendError, match="Too many links"):
-        await packages.keep(TritonName("a"))
+        await packages.set_aside(TritonName("a"))
     assert [path.name for path in repository.iterdir()] == ["a"]
 
 
