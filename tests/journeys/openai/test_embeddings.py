@@ -101,6 +101,12 @@ def test_unknown_model_is_not_found(client: Client):
     assert (reply.status, reply.json()["error"]["code"]) == (404, "model_not_found")
 
 
+def test_failed_inference_is_not_retried(client: Client):
+    """OpenAI's clients send a call again after any 5xx that does not forbid it."""
+    reply = client.post("/v1/embeddings", {"model": "batches", "input": "raise"})
+    assert (reply.status, reply.headers["X-Should-Retry"]) == (500, "false")
+
+
 def test_raising_model_is_error_on_both_paths(client: Client):
     for _ in range(3):
         reply = client.post("/v1/embeddings", {"model": "batches", "input": "raise"})

@@ -6,14 +6,19 @@ from adapter.core.model import ModelId
 from adapter.errors import (
     AdapterError,
     ArtifactNotFound,
+    BackendTimeout,
     BackendUnavailable,
+    GivenUp,
     InferenceFailed,
     ModelNotFound,
     ModelNotReady,
     NoRoom,
+    OutOfMemory,
     Overloaded,
     PayloadTooLarge,
+    StubDied,
     TooManyWaiting,
+    UnloadedMeanwhile,
 )
 from adapter.frontends.openai.errors import refusal_of
 from tests.cases import rows
@@ -43,3 +48,35 @@ def test_error_says_status_code_and_time(
     assert refusal.headers.get("Retry-After") == retry_after
     assert body["type"] == ("server_error" if status >= 500 else "invalid_request_error")
     assert refusal.logged["status"] == status
+
+
+@rows(
+    "error",
+    [
+        InferenceFailed("raised"),
+        StubDied("died"),
+        OutOfMemory("out of memory"),
+        BackendTimeout("hangs"),
+        GivenUp("ended Triton often"),
+        BackendUnavailable("Triton has ended", delivered=True),
+    ],
+)
+def test_what_may_fail_again_is_not_retried(error: AdapterError) -> None:
+    """The endpoint answers ModelError for the same reason."""
+    headers = refusal_of(error, ModelId("m")).headers
+    assert (headers.get("X-Should-Retry"), headers.get("Retry-After")) == ("false", None)
+
+
+@rows(
+    "error",
+    [
+        None,
+        ModelNotReady("soon"),
+        NoRoom("full"),
+        Overloaded("full", delivered=True),
+        UnloadedMeanwhile("unloaded"),
+        BackendUnavailable("away", delivered=False),
+    ],
+)
+def test_what_may_succeed_later_is_retried(error: AdapterError | None) -> None:
+    assert "X-Should-Retry" not in refusal_of(error, ModelId("m")).headers
