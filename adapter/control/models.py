@@ -236,7 +236,8 @@ class Models:
             return ready
         present = self.registry.get(record.id)
         if present is not None and present.state is ModelState.DEAD:
-            await self.unloader.unload(present, request.log_fields)
+            with suppress(BackendTimeout):  # the model is STUCK, and its id is free
+                await self.unloader.unload(present, request.log_fields)
         record.name = self.registry.free_name(record.id)
         await self.loader.load(record, request.terms, request.log_fields)
         return record

@@ -787,6 +787,22 @@ async def test_daemon_is_ended_when_seen_twice():
 
 
 @played
+async def test_load_follows_dead_model_that_hangs():
+    """Triton never releases what has died, and hangs in the load that should end that."""
+    scripts = {"a": Script(is_python=True), "b": Script()}
+    async with Stage(scripts, load_seconds=2000) as stage:
+        record = await stage.load(A)
+        stage.triton.loaded[record.name].has_died = True
+        await fails(stage.invoke(A), StubDied)
+        await asyncio.sleep(1)
+        assert record.state is ModelState.DEAD
+        scripts["a"] = Script(hangs=True)
+        await stage.load(A, "b")
+        assert record.state is ModelState.STUCK
+        assert await stage.invoke(A) == "b"
+
+
+@played
 async def test_model_is_dead_without_one_of_its_processes():
     """Triton gives the lost instance its share of the requests, and each of these fails."""
     async with Stage({"a": Script(is_python=True)}) as stage:
