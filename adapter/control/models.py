@@ -281,6 +281,8 @@ class Models:
     async def unload(self, model_id: ModelId, **log_fields: str) -> None:
         """Unload a model, or end its load. Return when it and its memory are gone."""
         self.status.refuse_unless_open()
+        if self.operations.is_unloading(model_id):  # the first unload is never refused
+            self.operations.refuse_when_full(model_id)
         was_wanted = self._forget_wanted(model_id)
         is_loading = self.operations.load_of(model_id) is not None
         if not is_loading and not self.registry.records_of(model_id):

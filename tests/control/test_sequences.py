@@ -40,6 +40,7 @@ from adapter.errors import (
     ModelTooLarge,
     NoRoom,
     OutOfMemory,
+    Overloaded,
     StubDied,
     TooManyWaiting,
     UnloadedMeanwhile,
@@ -99,6 +100,23 @@ async def test_unload_refuses_what_has_not_arrived():
         other.end()
         async with asyncio.timeout(5):
             await unload
+
+
+@played
+async def test_unloads_are_bounded_though_callers_leave():
+    """Each waits for the one before it; the first unload of a model is not refused."""
+    async with Stage({"a": Script(), "b": Script()}) as stage:
+        await stage.load(A)
+        await stage.load(B)
+        call = asyncio.create_task(stage.invoke(A, seconds=20))
+        await asyncio.sleep(1)
+        for _ in range(1000):
+            unload = asyncio.create_task(stage.models.unload(A))
+            await asyncio.sleep(0.001)
+            unload.cancel()
+        await fails(stage.models.unload(A), Overloaded)
+        await stage.models.unload(B)
+        await call
 
 
 @played
