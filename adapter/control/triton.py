@@ -556,8 +556,13 @@ class TritonWatcher:
             self.registry.apply(record, ModelEvent.FREED)
 
     def explain_stuck(self) -> str | None:
-        """Return why no load can succeed any more; None while loads can."""
-        stuck = self.registry.counts()[ModelState.STUCK]
+        """Return why no load can succeed any more; None while loads can. A stuck unload takes none
+        of Triton's load threads.
+        """
+        if self.registry.counts()[ModelState.STUCK] < self.load_threads:
+            return None
+        records = [r for r in self.registry.records() if r.state is ModelState.STUCK]
+        stuck = sum(not record.load_seconds for record in records)
         if stuck < self.load_threads:
             return None
         return f"{stuck} loads are stuck in Triton and keep all of its {self.load_threads} threads"

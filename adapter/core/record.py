@@ -109,7 +109,7 @@ class ModelRecord:
     basis: Basis | None = None  # of its reservation; None for a model of an earlier run
     load_started_at: float | None = None  # time.time(); None for a model of an earlier run
     fetch_seconds: float = 0.0  # without the wait for other fetches
-    load_seconds: float = 0.0  # in Triton
+    load_seconds: float = 0.0  # in Triton; 0 until Triton has answered the load
 
     # -- where it is in Triton ------------------------------------------------------------------
     life: int = 0  # number of the Triton that its load began in; read by the load alone

@@ -2094,6 +2094,22 @@ async def test_eviction_that_never_ends_leaves_model_stuck():
 
 
 @played
+async def test_hanging_unloads_keep_no_load_threads():
+    """Triton loads other models as before, so that it needs no restart."""
+    async with Stage({"a": Script(), "b": Script(), "c": Script()}, load_threads=2) as stage:
+        await stage.load(A)
+        await stage.load(B)
+        stage.triton.unload_seconds = 3000
+        for name in (A, B):
+            await fails(stage.models.unload(name), BackendTimeout)
+        await asyncio.sleep(10)
+        assert stage.triton.exits == 0
+        assert stage.control.state.reasons() == []
+        await stage.load(C)
+        stage.triton.unload_seconds = 0.2
+
+
+@played
 async def test_stuck_leftover_is_not_part_of_empty_triton():
     """Nobody has noted what a load takes that never ended. If it counted as Triton's own memory, a
     declared size would be refused for good, though it fits once Triton has let the load go.
