@@ -134,7 +134,10 @@ class SingleModel:
 
 def _parse_single_model(value: object) -> SingleModel:
     """Parse `FOLDER` or `FOLDER:NAME...`, also as a list."""
-    folder, *helpers = value if isinstance(value, list) else str(value).split(":")
+    names = value if isinstance(value, list) else str(value).split(":")
+    if not names or not all(isinstance(name, str) for name in names):
+        raise ValueError("write FOLDER, or a list of it and of names, each a text")
+    folder, *helpers = names
     _refuse_empty_path(folder)
     return SingleModel(Path(folder), tuple(helpers))
 

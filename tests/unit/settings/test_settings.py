@@ -359,6 +359,14 @@ class TestProblems:
         [problem] = problems({name: ""})
         assert problem.startswith(f"flag {flag_of(name)}: '': write a path")
 
+    @pytest.mark.parametrize("text", ["[]", "[/m, 2]", "[null]", "[[]]"])
+    def test_single_model_is_a_list_of_texts(self, tmp_path, text):
+        """YAML reads the name of a folder that is a number as a number."""
+        file = tmp_path / "settings.yaml"
+        file.write_text(f"single_model: {text}")
+        [problem] = problems(file=file)
+        assert problem.endswith("write FOLDER, or a list of it and of names, each a text")
+
     def test_any_free_port_is_for_the_embedded_triton(self):
         flags = {"triton_grpc": "127.0.0.1:0", "triton": "embedded"}
         assert load(flags).settings.triton_grpc.port == 0
