@@ -29,7 +29,7 @@ _MAX_ROOM_STEP_BYTES = 2**24
 _MAX_ROOM_STEP_INODES = 2**8
 _PACKED = (".tar.gz", ".tgz", ".tar")  # endings of what may be a packed Python environment
 _SAFE_TIMES = 2**31  # seconds, which all file systems take
-_MAX_TIME = 2**33  # seconds; file systems and os.utime take no more for certain
+MAX_TIME = 2**33  # seconds; file systems and os.utime take no more for certain
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,5 +320,5 @@ def _set_time(path: Path, mtime: float) -> None:
     """Set the modification time of a path; one before 1970, after 2242 or not a number becomes
     1970.
     """
-    nanoseconds = int(mtime * 10**9) if 0 <= mtime < _MAX_TIME else 0
+    nanoseconds = int(mtime * 10**9) if 0 <= mtime < MAX_TIME else 0
     os.utime(path, ns=(nanoseconds, nanoseconds))

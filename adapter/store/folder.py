@@ -17,6 +17,7 @@ from adapter.errors import (
 )
 from adapter.packages.contents import ROOTS_SETTING
 from adapter.packages.roots import Inside
+from adapter.packages.unpack import MAX_TIME
 from adapter.runtime.threads import LOOKUPS, WALKS
 from adapter.settings.locations import StoreLocation
 from adapter.store.ports import LISTED_AT_ONCE, Changed, StoredFile, failed
@@ -187,7 +188,9 @@ def _close_opened(opening: asyncio.Future[int | None]) -> None:
 
 
 def _file(path: str, status: os.stat_result) -> StoredFile:
-    return StoredFile(path, status.st_size, _version(status), status.st_mtime)
+    """Describe a file. A time that no calendar here has, such as the year 11476, becomes 1970."""
+    modified = status.st_mtime if status.st_mtime < MAX_TIME else 0.0
+    return StoredFile(path, status.st_size, _version(status), modified)
 
 
 def _version(status: os.stat_result) -> str:

@@ -1,7 +1,10 @@
 """Listings of the packages of a store: a folder, a bucket, a long listing, and stores that fail."""
 
+import os
+import tempfile
 import tracemalloc
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -38,6 +41,18 @@ async def names_of(list_page: Callable[[str], Awaitable[PackagePage]]) -> list[s
         assert page.after is None or page.after > after
         after = page.after
     return names
+
+
+async def test_odd_time_does_not_end_listing(open_cache):
+    """Use tmpfs: not every file system keeps such a time."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        put(Path(folder), "a.onnx")
+        os.utime(f"{folder}/a.onnx", (3e11, 3e11))
+        listing = (await open_cache(folder)).cache.packages
+        page = await listing.list_page("", "", "", 10)
+        [package] = page.packages
+        assert datetime.fromtimestamp(package.modified, UTC).year == 1970
+        assert await listing.describe(package.key) == package
 
 
 KEYS = (
