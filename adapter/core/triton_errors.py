@@ -93,6 +93,8 @@ ENVIRONMENTS = "docs/packages.md#python-environments"
 _NO_BACKEND = re.compile(
     r"unable to find backend library for backend|triton_python_backend_stub is not found"
 )
+# The process of a python model is gone before the load is done.
+_DEAD_IN_LOAD = re.compile(r": Internal: Stub process '[^']*' is not healthy")
 _NO_MODULE = re.compile(r"\bModuleNotFoundError: No module named '[^']*'")
 
 # gRPC code of a load failure -> what Triton's HTTP port would have said
@@ -174,7 +176,9 @@ class Faults:
             return _make_out_of_memory(caller_text, verdict, model_id)
         suspected = verdict.matched
         of_shm = verdict.of_shm
-        caller_text = _add_backend_advice(_add_environment_advice(caller_text))
+        caller_text = _add_environment_advice(caller_text)
+        caller_text = _add_backend_advice(caller_text)
+        caller_text = _add_crash_advice(caller_text)
         return LoadFailed(caller_text, model_id=model_id, suspected=suspected, of_shm=of_shm)
 
     def explain_inference(
@@ -298,6 +302,16 @@ def _add_backend_advice(text: str) -> str:
     return (
         f"{text}\nTriton itself lacks this backend: see its --backend-directory; or the config"
         " names another backend than is meant"
+    )
+
+
+def _add_crash_advice(text: str) -> str:
+    """Add to Triton's text about a python process that has gone during a load what became of it."""
+    if not _DEAD_IN_LOAD.search(text):
+        return text
+    return (
+        f"{text}\nA python process ended while the model was being loaded: it crashed, called exit"
+        " or was killed; see docs/operations.md#a-load-is-refused-or-fails"
     )
 
 

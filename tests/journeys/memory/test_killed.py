@@ -64,6 +64,7 @@ def test_process_killed_in_initialize_fails_its_load_alone(adapter, folder, gate
         reply = loading.result()
 
     assert (reply.status, reply.code) == (400, "InvalidModel"), reply.body
+    assert "A python process ended while the model was being loaded" in reply.error
     check_agreement(adapter)
     write_python_model(package)
     check_next_load(adapter, package)
