@@ -77,7 +77,7 @@ async def test_refused_load_is_no_inference_out_of_memory(operation, count):
     """The load itself has counted it already, as phase "load"."""
     metrics = Metrics()
     error = OutOfMemory("full")
-    Instrumentation(metrics).refused(error, lambda: ("POST", "/models", {}), operation)
+    Instrumentation(metrics).record_refusal(error, lambda: ("POST", "/models", {}), operation)
     assert scrape(metrics)['triton_adapter_oom_total{phase="infer"}'] == count
 
 
