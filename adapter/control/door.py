@@ -74,7 +74,7 @@ class Lease(Protocol):
         """
 
     def abandon(self) -> None:
-        """Note that nobody waits for the answer any more."""
+        """Mark the lease as abandoned: nobody waits for the answer any more."""
 
     def is_held(self) -> bool:
         """Return whether the request has begun, and its caller still waits."""

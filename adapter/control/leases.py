@@ -45,7 +45,7 @@ class AtWork:
         self._life_started_at = -math.inf
 
     def start_life(self) -> None:
-        """Forget what an earlier Triton was at."""
+        """Forget what an earlier Triton worked on; inferences in flight count from now on."""
         self._busy_seconds.clear()
         self._broken_off.clear()
         self._life_started_at = clock.monotonic()
@@ -59,7 +59,7 @@ class AtWork:
     def break_off_request(self, record: ModelRecord, started_at: float, now: float) -> None:
         """Record a request that an exit of Triton has broken off."""
         if started_at < self._life_started_at:
-            return  # the exit before this life
+            return  # an exit before this life broke it off
         self._broken_off[record] = (now, Work(self._count_busy_seconds(record, now)))
 
     def start_load(self, record: ModelRecord, now: float) -> None:
@@ -78,7 +78,10 @@ class AtWork:
         self._broken_off[record] = (now, Work(now - since, is_load=True))
 
     def collect(self, now: float) -> dict[ModelId, Work]:
-        """Return what Triton was at when it exited."""
+        """Return what Triton was working on when it exited, just before `now`: of each model its
+        load or its inferences. Of a model that had both, another version was being loaded, and the
+        load counts.
+        """
         works = {
             record: work
             for record, (ended_at, work) in self._broken_off.items()
@@ -178,8 +181,9 @@ class Lease:
             self._leases.add_refusal(self, refuse)
 
     def abandon(self) -> None:
-        """Note that nobody waits for the answer any more, so that an unload has nobody to refuse:
-        the caller may be at its next request. Harmless unless the lease is held.
+        """Mark the lease as abandoned: nobody waits for the answer any more. An unload then does
+        not refuse the request, as the caller may be at its next one. Harmless unless the lease is
+        held.
         """
         if self.state == _HELD:
             leases = self._leases

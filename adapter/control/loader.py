@@ -636,7 +636,7 @@ class Loader:
         """
         record.load_started_at = clock.wall()
         url = record.source.shown_url
-        with self.journal.record("load", record.id, log_fields, url=url) as outcome:
+        with self.journal.record("load", record.id, log_fields, url=url) as entry:
             try:
                 async with asyncio.timeout(self.limits.load):
                     yield
@@ -652,7 +652,7 @@ class Loader:
                 if failure is error:
                     raise
                 raise failure from error
-            outcome.size_bytes = total(self.memory.held(record))
+            entry.size_bytes = total(self.memory.held(record))
 
     def _is_warm_up_suspect(self, record: ModelRecord) -> bool:
         """Return whether an exit of Triton would have to do with the samples of this package: there

@@ -127,7 +127,9 @@ class Models:
         return self.operations.load_of(model_id) is not None
 
     async def wait_for_load(self, model_id: ModelId) -> ModelRecord:
-        """Return the record of a loaded model; wait for its load, and raise the failure of that."""
+        """Return the record of a loaded model. Wait for a load of it that is in progress, and raise
+        the failure of that load.
+        """
         operation = self.operations.load_of(model_id)
         if operation is not None and self.registry.find_ready(model_id) is None:
             await self._join(operation)
@@ -180,7 +182,9 @@ class Models:
             raise AlreadyLoaded(f"model {model_id!r} is {state}", model_id=model_id)
 
     def _describe_presence(self, model_id: ModelId) -> str:
-        """Return how the model is there already; "" if it is not, or about to be unloaded."""
+        """Return in words that the model is loaded or being loaded; "" if it is neither, or is
+        about to be unloaded.
+        """
         if self.operations.load_of(model_id) is not None:
             return "being loaded"
         if self.operations.is_unloading(model_id):
@@ -254,10 +258,13 @@ class Models:
                 raise
 
     async def _wait_for_outcome(self, operation: Operation[ModelRecord]) -> ModelRecord:
-        """Return what a load has loaded. Nobody waits for the undo of one at its time limit."""
+        """Return the record that a load or an update ends with. Raise BackendTimeout once a load
+        has lasted for its time limit, and do not wait for its undo.
+        """
         waited_seconds = clock.monotonic() - operation.started_at
         limit_seconds = self.limits.load + _LATE_SECONDS - waited_seconds
-        is_update = operation.kind is Kind.REPLACE  # two loads, maybe
+        # an update may be two loads, and has no limit of its own
+        is_update = operation.kind is Kind.REPLACE
         try:
             return await operation.outcome(None if is_update else max(0.0, limit_seconds))
         except TimeoutError:
@@ -303,9 +310,10 @@ class Models:
     async def _unload(
         self, model_id: ModelId, log_fields: Mapping[str, str], *, has_ended_load: bool
     ) -> None:
-        was_wanted = self._forget_wanted(model_id)  # its load may have been tried meanwhile
+        # the model may have been wanted again while this unload waited
+        was_wanted = self._forget_wanted(model_id)
         if not has_ended_load and not self.registry.records_of(model_id):
-            # another unload came first
+            # another unload has unloaded the model
             raise _explain_nothing_to_unload(model_id, was_wanted=was_wanted)
         record = self.registry.get(model_id)
         if record is not None and record.state is ModelState.LOST:
@@ -383,7 +391,8 @@ class Models:
                 return old
             source = old.source if not source.files else source
         elif replaces is Replaces.OTHER_SOURCE and _is_same_source(old.source, source):
-            return old  # no source of a caller is one of a store: a platform has loaded it
+            # callers name no source of a store, so that a platform has loaded this model already
+            return old
         new = _make_version(old, source, None)
         new.loaded_for = LoadedFor.PLATFORM
         return await self._exchange(old, new, log_fields, log_fields)
@@ -414,7 +423,9 @@ class Models:
         log_fields: Mapping[str, str],
         unload_fields: Mapping[str, str],
     ) -> ModelRecord:
-        """Load the new version beside the old one, or else in its place."""
+        """Load the new version beside the old one if both fit, else in its place. Return the record
+        of the new one.
+        """
         fields = {"replaced_by": str(new.id), **unload_fields}
         if self._can_load_beside(old):
             try:

@@ -66,12 +66,13 @@ class Operation(Generic[T]):
 
     @property
     def is_load(self) -> bool:
-        """Return whether this is a load or an update that was not ended.
+        """Return whether this is a load or an update that has neither been ended nor failed.
 
-        A load that has failed is none: while it is undone, its model is being unloaded.
+        A load that has failed does not count: while it is undone, its model is being unloaded.
         """
-        is_failed = self.record is not None and self.record.state is ModelState.UNLOADING
-        return self.kind is not Kind.UNLOAD and self.reason is None and not is_failed
+        has_failed = self.record is not None and self.record.state is ModelState.UNLOADING
+        has_ended = self.reason is not None or has_failed
+        return self.kind is not Kind.UNLOAD and not has_ended
 
     def end(self, reason: AdapterError) -> None:
         """End the operation and undo it; its callers get `reason` at once."""
@@ -81,9 +82,10 @@ class Operation(Generic[T]):
 
     async def wait(self, limit_seconds: float | None = None) -> bool:
         """Wait for the end, whatever it is; return whether it came within `limit_seconds`."""
-        either: set[asyncio.Future[Any]] = {self.task, self._reason}
-        first = asyncio.FIRST_COMPLETED
-        done, _ = await asyncio.wait(either, timeout=limit_seconds, return_when=first)
+        endings: set[asyncio.Future[Any]] = {self.task, self._reason}
+        done, _ = await asyncio.wait(
+            endings, timeout=limit_seconds, return_when=asyncio.FIRST_COMPLETED
+        )
         return bool(done)
 
     async def outcome(self, limit_seconds: float | None = None) -> T:
@@ -94,7 +96,7 @@ class Operation(Generic[T]):
             raise self._reason.result().with_traceback(None)
         error = None if self.task.cancelled() else self.task.exception()
         if error is not None:
-            raise error.with_traceback(None)  # others get the same error
+            raise error.with_traceback(None)  # other callers get the same exception
         try:
             return self.task.result()
         except asyncio.CancelledError:  # the loop ends, and with it the adapter
@@ -198,7 +200,9 @@ def make_drain_refusal() -> BackendUnavailable:
 
 
 def note_step(record: ModelRecord, step: Step, blockers: tuple[ModelId, ...] = ()) -> None:
-    """Show what a load or an unload spends its time on now, and the models that it waits for."""
+    """Show operators what a load or an unload spends its time on now, and which models it waits
+    for.
+    """
     if step is not record.step:
         log.debug("model.step", extra={"model_id": record.id, "waits_for": step.value})
     record.step = step
@@ -206,10 +210,10 @@ def note_step(record: ModelRecord, step: Step, blockers: tuple[ModelId, ...] = (
 
 
 @dataclass(slots=True)
-class Outcome:
-    """Holds what a load or an unload has come to, for its last line."""
+class JournalEntry:
+    """Holds what the last log line of a load or an unload says beside its duration."""
 
-    size_bytes: int = 0  # taken or freed
+    size_bytes: int = 0  # taken by the load, or freed by the unload
 
 
 class Journal:
@@ -227,16 +231,18 @@ class Journal:
         model_id: ModelId,
         log_fields: Mapping[str, str],  # for both lines
         **begin_fields: object,  # for the first line
-    ) -> Iterator[Outcome]:
-        """Write the two lines of the operation in the block; update metrics and history."""
+    ) -> Iterator[JournalEntry]:
+        """Log the begin and the end of the operation in the block; count it in metrics and history.
+        The block sets the size in the entry.
+        """
         started_at = clock.monotonic()
-        ending = Outcome()
+        entry = JournalEntry()
         fields: dict[str, object] = {"model_id": model_id, **log_fields}
-        log.info(f"model.{operation}ing", extra=fields | begin_fields)  # noqa: G004 - its name
+        log.info(f"model.{operation}ing", extra=fields | begin_fields)  # noqa: G004 - the event's name
         in_progress = self.metrics.operations_in_flight.labels(operation)
         try:
             with in_progress.track_inprogress():
-                yield ending
+                yield entry
         except asyncio.CancelledError:
             reason = self._operations.find_reason()
             if reason is not None:
@@ -251,13 +257,13 @@ class Journal:
             log.info(f"model.{operation}_failed", extra=fields | {"seconds": seconds})  # noqa: G004
             raise
         if operation == "load":
-            self.metrics.loaded_bytes.observe(ending.size_bytes)
+            self.metrics.loaded_bytes.observe(entry.size_bytes)
         seconds = self._count(operation, "ok", started_at)
-        self.metrics.history.done(operation, model_id, seconds, ending.size_bytes, log_fields)
+        self.metrics.history.done(operation, model_id, seconds, entry.size_bytes, log_fields)
         if "evicted" in log_fields:
             self._count_eviction(log_fields["evicted"], seconds)
-        outcome = {"bytes": ending.size_bytes, "seconds": seconds}
-        log.info(f"model.{operation}ed", extra=fields | outcome)  # noqa: G004 - its name
+        fields |= {"bytes": entry.size_bytes, "seconds": seconds}
+        log.info(f"model.{operation}ed", extra=fields)  # noqa: G004 - the event's name
 
     def _record_failure(
         self,
@@ -267,10 +273,12 @@ class Journal:
         started_at: float,
         fields: dict[str, object],
     ) -> None:
+        """Log, count and list for operators an operation that ended with an error."""
         is_refused = was_refused(error)
-        outcome = type(error).__name__
-        seconds = self._count(operation, outcome, started_at)
-        if not error.is_of_fetch:  # each caller's own line says what is wrong with the files
+        error_name = type(error).__name__
+        seconds = self._count(operation, error_name, started_at)
+        # a failure of the fetch is logged for each caller, and listed by the fetch
+        if not error.is_of_fetch:
             error.is_logged = True
             self.metrics.history.failed(operation, model_id, error, seconds)
         if isinstance(error, InsufficientMemory | OutOfMemory | ModelTooLarge):
@@ -278,10 +286,11 @@ class Journal:
             self.metrics.count_out_of_memory(phase, error.pattern)
         event = "model.load_refused" if is_refused else f"model.{operation}_failed"
         level = logging.INFO if is_refused else logging.WARNING
-        ending = {"reason": str(error), "error": outcome, "seconds": seconds}
-        log.log(level, event, extra=fields | ending)
+        failure = {"reason": str(error), "error": error_name, "seconds": seconds}
+        log.log(level, event, extra=fields | failure)
 
     def _count_eviction(self, reason: str, seconds: float) -> None:
+        """Count an eviction by its reason, and the seconds that the unload took."""
         self.evictions[reason] += 1
         self.metrics.endpoint_evictions.labels("memory", reason).inc()
         self.metrics.endpoint_unloading_seconds.observe(seconds)

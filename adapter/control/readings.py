@@ -58,7 +58,7 @@ class Readings:
         return reading
 
     async def poll(self) -> None:
-        """Read memory if that is due."""
+        """Read memory if a load or an unload is in progress, else every two seconds."""
         now = clock.monotonic()
         self.ledger.advance(now)
         is_busy = self.ledger.is_in_progress(self.ledger.devices)
@@ -76,15 +76,21 @@ class Readings:
         return self.last is not None and bool(self.last.devices)
 
     def is_limited(self, size: Bytes) -> bool:
-        """Return whether only the adapter keeps models below the limit of one of these devices."""
+        """Return whether one of the devices of this size has a limit below what the device has: the
+        kernel and the driver would let models pass the limit, so that the adapter enforces it.
+        """
         return not self._limited.isdisjoint(size)
 
     def list_since(self, since: float | None) -> list[MemoryReading]:
-        """Return the last reading from before a call and all after it; None means lately."""
-        first = clock.monotonic() - _RECENT_SECONDS
+        """Return the last reading from before a call that began at `since`, and all readings after
+        it. Without a time return those of the last seconds.
+        """
+        first_at = clock.monotonic() - _RECENT_SECONDS
         if since is not None:
-            first = max((at for at, _ in self._samples if at <= since), default=since)
-        return [reading for at, reading in self._samples if at >= first]
+            first_at = max(
+                (read_at for read_at, _ in self._samples if read_at <= since), default=since
+            )
+        return [reading for read_at, reading in self._samples if read_at >= first_at]
 
     async def wait_until_back(self, leaving: Leaving) -> None:
         """Wait until most of what a model held is free again, for five seconds at most."""

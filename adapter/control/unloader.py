@@ -61,8 +61,8 @@ class Unloader:
         self, record: ModelRecord, log_fields: Mapping[str, str], *, is_dead: bool
     ) -> None:
         in_flight = record.usage.in_flight
-        with self.journal.record("unload", record.id, log_fields, in_flight=in_flight) as outcome:
-            outcome.size_bytes = await self._wait_and_take_down(record, is_dead=is_dead)
+        with self.journal.record("unload", record.id, log_fields, in_flight=in_flight) as entry:
+            entry.size_bytes = await self._wait_and_take_down(record, is_dead=is_dead)
 
     async def _wait_and_take_down(self, record: ModelRecord, *, is_dead: bool) -> int:
         """Wait until the model is gone; return the bytes that were booked for it."""

@@ -34,7 +34,7 @@ class Updates:
     _slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_AT_ONCE))
 
     async def run(self) -> NoReturn:
-        """Ask for ever."""
+        """Check the models for ever, each when its time has come."""
         await background.forever(
             self.check,
             seconds=times.PAUSE_SECONDS / 4,
@@ -42,34 +42,40 @@ class Updates:
         )
 
     async def check(self) -> None:
-        """Begin to ask the store about each model whose time has come."""
+        """Start a task for each model that was last checked an interval ago: it asks the store, and
+        updates the model if the store has another version.
+        """
         if not self.interval_seconds:
             return
-        serving = [record for record in self.registry.records() if self._is_ours(record)]
+        updatable = [record for record in self.registry.records() if self._is_updatable(record)]
         self._checked_at = {
-            record: self._checked_at.get(record, record.state_since) for record in serving
+            record: self._checked_at.get(record, record.state_since) for record in updatable
         }
         self._logged_reasons = {
             record: reason
             for record, reason in self._logged_reasons.items()
             if record in self._checked_at
         }
-        before = clock.monotonic() - self.interval_seconds
+        due_at = clock.monotonic() - self.interval_seconds
         for record, checked_at in self._checked_at.items():
-            if checked_at <= before and record not in self._tasks and record.files is not None:
+            is_due = checked_at <= due_at and record not in self._tasks
+            if is_due and record.files is not None:
                 task = asyncio.create_task(self._update(record, record.files))
                 self._tasks[record] = task
                 task.add_done_callback(partial(self._forget, record))
 
     def close(self) -> None:
-        """Stop to ask."""
+        """Check no more models, and cancel the checks in progress."""
         self.interval_seconds = 0
         for task in self._tasks.values():
             task.cancel()
 
-    def _is_ours(self, record: ModelRecord) -> bool:
-        is_of_calls = record.loaded_for is LoadedFor.CALLS  # a platform updates its own
-        return is_of_calls and record.key is not None and self.registry.is_serving(record)
+    def _is_updatable(self, record: ModelRecord) -> bool:
+        """Return whether the model serves, was fetched from a store, and was loaded for calls: a
+        platform updates its own models itself.
+        """
+        is_for_calls = record.loaded_for is LoadedFor.CALLS
+        return is_for_calls and record.key is not None and self.registry.is_serving(record)
 
     def _forget(self, record: ModelRecord, task: asyncio.Task[None]) -> None:
         del self._tasks[record]
@@ -84,13 +90,14 @@ class Updates:
             try:
                 is_current = await self.artifacts.is_current(artifact)
                 if record.failed_update is not None and not is_current:
-                    # another try in place would cost calls their model once more
+                    # a version that failed once is not tried again: calls would wait for it in vain
                     is_current = await self.artifacts.is_current(record.failed_update)
-            except AdapterError as error:  # the model serves as before
+            except AdapterError as error:
                 self._log_failure(record, str(error))
                 return
             self._logged_reasons.pop(record, None)
-            if is_current or not self._is_ours(record) or record.key is None:
+            is_updatable = self._is_updatable(record)
+            if is_current or not is_updatable or record.key is None:
                 return
             try:
                 await self.models.update(record, record.key, evicted="changed")
