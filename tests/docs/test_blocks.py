@@ -59,17 +59,22 @@ def here(folder: Path, request: pytest.FixtureRequest) -> Iterator[Place]:
 def test_the_blocks_of_a_page_can_be_pasted(
     page: Path, here: Place, request: pytest.FixtureRequest
 ) -> None:
+    before = set(here.folder.iterdir())
     if any(block.mode == "server" for block in blocks(page)):
         here.paste(page)
-        return
-    adapter = request.getfixturevalue("going")
-    here.listeners = {
-        **adapter.listeners,
-        "triton_http": adapter.http_address,
-        "triton_grpc": adapter.grpc_address,
-    }
-    here.paste(page)
-    unload_all(adapter)
+    else:
+        adapter = request.getfixturevalue("going")
+        here.listeners = {
+            **adapter.listeners,
+            "triton_http": adapter.http_address,
+            "triton_grpc": adapter.grpc_address,
+        }
+        here.paste(page)
+        unload_all(adapter)
+    made = {path.name for path in set(here.folder.iterdir()) - before}
+    ignored = {line.strip("/") for line in (ROOT / ".gitignore").read_text().splitlines()}
+    # the place has this folder instead of /models
+    assert made - {"models-of-the-page"} <= ignored, "git would list these files"
 
 
 @rows("block", BLOCKS)
