@@ -5,11 +5,11 @@ Calls that the relay sends to Triton directly are counted, and their errors word
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Self, TypeAlias, TypeVar, cast
+from typing import Any, Self, TypeAlias, TypeVar
 
 import grpc
 
@@ -38,7 +38,8 @@ T = TypeVar("T")
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 Unary: TypeAlias = "Callable[[GrpcCall], Awaitable[bytes]]"
-Stream: TypeAlias = "Callable[[AsyncIterator[bytes], GrpcCall], Awaitable[None]]"
+# reads the messages of its stream by `context.read`
+Stream: TypeAlias = "Callable[[GrpcCall], Awaitable[None]]"
 # returns more fields of an error's line in the log, if the error gets one
 LogFields: TypeAlias = Callable[[], Mapping[str, str]]
 
@@ -140,16 +141,10 @@ class GrpcCalls:
         """Return the handler of a method with a stream of requests and answers, for grpc."""
         served = self.served(method)
 
-        async def handle(requests: AsyncIterator[bytes], context: Context) -> None:
+        # grpc's own iterator keeps each message until the next one comes: it is left alone
+        async def handle(_: AsyncIterator[bytes], context: Context) -> None:
             call = GrpcCall(self, method, context)
-
-            async def run() -> None:
-                # grpc's receiver and its generator refer to each other, and keep the last message
-                generator = cast("AsyncGenerator[bytes, None]", aiter(requests))
-                async with aclosing(generator) as messages:
-                    await act(messages, call)
-
-            await self._answer(service, call, served, run)
+            await self._answer(service, call, served, partial(act, call))
 
         return grpc.stream_stream_rpc_method_handler(handle)
 

@@ -5,9 +5,11 @@ error of the stream ends it with a status.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from math import inf
 from typing import Any
+
+import grpc
 
 from adapter.control.door import Lease, ModelState, TritonState
 from adapter.core.calls import RpcCall, RpcDataPlane, RpcStream
@@ -70,9 +72,9 @@ class Streams:
         self.lease = lease
         self.shares_memory = shares_memory
 
-    async def serve(self, requests: AsyncIterator[bytes], call: GrpcCall) -> None:
+    async def serve(self, call: GrpcCall) -> None:
         """Answer the requests of one stream."""
-        await _ClientStream(self, call).run(requests)
+        await _ClientStream(self, call).run()
 
 
 class _ModelStream:
@@ -151,12 +153,12 @@ class _ClientStream:
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
 
-    async def run(self, requests: AsyncIterator[bytes]) -> None:
+    async def run(self) -> None:
         """Answer the requests until the client has ended the stream and all answers are sent. An
         error in forwarding answers ends the stream at once; one in forwarding requests, behind the
         last answer.
         """
-        forwarding = self._start_task(self._forward_requests(requests))
+        forwarding = self._start_task(self._forward_requests())
         try:
             while self._tasks:
                 ended = await self._ended.get()
@@ -179,13 +181,14 @@ class _ClientStream:
         task.add_done_callback(self._ended.put_nowait)
         return task
 
-    async def _forward_requests(self, requests: AsyncIterator[bytes]) -> None:
+    async def _forward_requests(self) -> None:
         """Forward the client's requests one after the other, then end the requests of all streams
         to Triton.
         """
         try:
-            async for message in requests:
+            while (message := await self._call.context.read()) is not grpc.aio.EOF:
                 await self._forward_request(message)
+                del message  # nothing of it stays while the client sends nothing
         finally:
             for stream in self._streams.values():
                 if stream.opened.is_set():

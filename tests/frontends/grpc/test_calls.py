@@ -47,7 +47,7 @@ async def test_caller_leaving_before_write_counts_as_cancelled(caplog):
     """A write that waits for the caller to read fails before the task is cancelled."""
     metrics, callers = Metrics(), 20
 
-    async def act(requests: AsyncIterator[bytes], call: GrpcCall) -> None:
+    async def act(call: GrpcCall) -> None:
         while True:
             await call.context.write(bytes(2**20))
 
