@@ -59,6 +59,12 @@ class Calls:
             )
 
 
+def refuse_compressed(request: Request) -> None:
+    """Raise InvalidRequest if the body is compressed, of a call that does not go to Triton."""
+    if request.headers.get("Content-Encoding", "identity").strip().lower() != "identity":
+        raise InvalidRequest("a body of this call must not be compressed")
+
+
 def set_model(request: Request, match: Match) -> None:
     """Set the request's model id from the path, if that names a model. Raises InvalidRequest for a
     name that no model can have.

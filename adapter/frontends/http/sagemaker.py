@@ -12,7 +12,7 @@ from adapter.core.model import ModelId, ModelSource, parse_model_id
 from adapter.errors import InvalidRequest
 from adapter.frontends.bodies import json_object
 from adapter.frontends.http.answers import Answer, answer_json
-from adapter.frontends.http.calls import CONTROL_BODY_BYTES, model_of
+from adapter.frontends.http.calls import CONTROL_BODY_BYTES, model_of, refuse_compressed
 from adapter.frontends.http.connection import Request
 from adapter.frontends.http.handled_inference import Inferences
 from adapter.frontends.routes import openapi
@@ -57,6 +57,7 @@ class SageMaker:
 
     async def _load(self, request: Request) -> Answer:
         """Answer LoadModel: load the model of the body."""
+        refuse_compressed(request)
         body = json_object(await request.read_body(CONTROL_BODY_BYTES), "the body")
         name = body.get("model_name")
         url = body.get("url")

@@ -18,7 +18,7 @@ from adapter.errors import InvalidRequest
 from adapter.frontends.access import Extensions
 from adapter.frontends.bodies import json_object
 from adapter.frontends.http.answers import Answer, answer_json
-from adapter.frontends.http.calls import CONTROL_BODY_BYTES, model_of
+from adapter.frontends.http.calls import CONTROL_BODY_BYTES, model_of, refuse_compressed
 from adapter.frontends.http.connection import Request
 from adapter.frontends.http.handled_inference import Inferences
 from adapter.frontends.http.instrumentation import list_call_headers, passed_on
@@ -189,6 +189,7 @@ class V2:
 
 async def _read_object(request: Request, limit: int) -> dict[str, Any]:
     """Return the JSON object of a body; an empty body means what an empty object does."""
+    refuse_compressed(request)
     raw = await request.read_body(limit)
     return json_object(raw, "the body") if raw else {}
 

@@ -29,7 +29,7 @@ from adapter.frontends.admin.store_models import ModelListing
 from adapter.frontends.bodies import json_object
 from adapter.frontends.http.answers import Answer, answer_json, write_large_answer
 from adapter.frontends.http.by_hand import gather_body, infer_by_hand
-from adapter.frontends.http.calls import model_of
+from adapter.frontends.http.calls import model_of, refuse_compressed
 from adapter.frontends.http.connection import Request
 from adapter.frontends.http.handled_inference import HandledInference, Inferences
 from adapter.frontends.http.instrumentation import FORWARDED_IDS, forwarded, quoted
@@ -255,8 +255,7 @@ def _parse_call(field: str, request: Request, raw: bytes) -> tuple[Body, Sequenc
     """Return the JSON object of a call, without its nulls, which mean the same as no field, and
     the texts in a field of it; note the model that it names. Raises InvalidRequest.
     """
-    if request.headers.get("Content-Encoding", "identity").strip().lower() != "identity":
-        raise InvalidRequest("a body of this call must not be compressed")
+    refuse_compressed(request)
     given = json_object(raw, "the body")
     body = {name: value for name, value in given.items() if value is not None}
     name = body.get("model")

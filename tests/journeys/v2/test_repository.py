@@ -1,6 +1,7 @@
 """The model repository extension over REST, at an adapter with an embedded Triton."""
 
 import base64
+import gzip
 import json
 import tarfile
 
@@ -16,6 +17,7 @@ pytestmark = pytest.mark.triton
 
 DOUBLING = "values = 2 * values"
 LOAD = "/v2/repository/models/m/load"
+CALLS = ("index", "models/m/load", "models/m/unload")
 
 
 @pytest.fixture
@@ -232,12 +234,20 @@ def test_files_must_lie_below_a_version(repository, path):
 
 
 @pytest.mark.parametrize("body", [b"{", b"[]", b'"x"', b'{"parameters": 1}'])
-@rows("call", ["index", "models/m/load", "models/m/unload"])
+@rows("call", CALLS)
 def test_a_body_is_a_json_object(repository, call, body):
     if call == "index" and b"parameters" in body:
         body = b'{"ready": 1}'
     reply = repository.client.post(f"/v2/repository/{call}", body)
     assert refusal(reply)[:2] == (400, "InvalidRequest")
+
+
+@rows("path", ["/models", *(f"/v2/repository/{call}" for call in CALLS)])
+def test_compressed_control_body_is_refused(repository, path):
+    body = gzip.compress(b"{}")
+    reply = repository.client.post(path, body, {"Content-Encoding": "gzip"})
+    assert refusal(reply)[:2] == (400, "InvalidRequest")
+    assert reply.error == "a body of this call must not be compressed"
 
 
 @rows("parameters", [{"unload_dependents": 1}, {"force": True}])
