@@ -23,7 +23,7 @@ from adapter.core.model import ModelId, ModelSource
 from adapter.core.record import LoadedFor, ModelRecord, OnExit
 from adapter.core.registry import Registry
 from adapter.core.wanted import Wanted, WantedModel, WantedReason, WantedState
-from adapter.errors import AdapterError, GivenUp
+from adapter.errors import GivenUp
 from adapter.runtime import clock
 from adapter.runtime.clock import Changes
 
@@ -120,7 +120,7 @@ class Desired:
             except GivenUp as error:
                 await self._wait_for_pardon(model, error)
                 continue
-            except AdapterError as error:
+            except Exception as error:  # noqa: BLE001 - its operation has logged a bug
                 pause_seconds = self.wanted.note_failure(model, error)
                 if pause_seconds is None:
                     self._report_final_failure(model, error)
@@ -171,7 +171,7 @@ class Desired:
         operation = self.models.start_load(model.model_id, request)
         await operation.outcome()
 
-    def _report_final_failure(self, model: WantedModel, error: AdapterError) -> None:
+    def _report_final_failure(self, model: WantedModel, error: Exception) -> None:
         """Log that the model is not tried again; list it for operators if Triton had lost it. Do
         nothing for a model that is merely not wanted any more.
         """

@@ -137,10 +137,11 @@ class Wanted:
         model.failure = ""
         model.pause_seconds = times.PAUSE_SECONDS
 
-    def note_failure(self, model: WantedModel, error: AdapterError) -> float | None:
+    def note_failure(self, model: WantedModel, error: Exception) -> float | None:
         """Note how a try has failed; return the seconds until the next try, None if there is none.
 
-        If Triton is away, the failure is not the model's, and the next try may follow at once.
+        A bug is a failure like others. If Triton is away, the failure is not the model's, and the
+        next try may follow at once.
         """
         if self.get(model.model_id) is not model:
             return None  # an unload was asked for meanwhile, or Triton exited with the model

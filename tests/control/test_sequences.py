@@ -1699,6 +1699,26 @@ async def test_wanted_model_returns_from_a_platforms_load():
 
 
 @played
+async def test_bug_in_wanted_load_is_met_seldom():
+    """It would be met, and logged, hundreds of times a second."""
+    async with Stage({"a": Script()}) as stage:
+        tries = 0
+
+        async def break_down(*_: object) -> None:
+            nonlocal tries
+            tries += 1
+            raise ValueError("a bug")
+
+        stage.packages.prepare = break_down
+        stage.control.desired.want({A: ModelSource("a")})
+        await asyncio.sleep(10)
+        assert tries == 3
+        [reason] = stage.control.state.reasons()
+        assert "a bug" in reason
+        await stage.models.unload_all()
+
+
+@played
 async def test_lost_model_waits_for_no_others_update():
     scripts = {"1": Script(), "2": Script(), "b": Script()}
     async with Stage(scripts) as stage:
