@@ -131,11 +131,11 @@ def show_own_names(text: str) -> str:
     return _PRIVATE_NAME.sub(_own_name, text)
 
 
-def _own_name(found: re.Match[str]) -> str:
+def _own_name(match: re.Match[str]) -> str:
     """Undo the escapes; a name that was hashed stays as it is."""
-    if found["hashed"]:
-        return found[0]
-    raw = _ESCAPE.sub(lambda escape: bytes([int(escape[1], 16)]), found["own"].encode())
+    if match["hashed"]:
+        return match[0]
+    raw = _ESCAPE.sub(lambda escape: bytes([int(escape[1], 16)]), match["own"].encode())
     return raw.decode("utf-8", "backslashreplace")
 
 

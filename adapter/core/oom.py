@@ -128,8 +128,8 @@ class Classifier:
         for rule, start, end in _find_phrases(STRONG_RULES, low, needs_figure=refusal):
             return _make_verdict(Strength.STRONG, rule.name, cleaned, (start, end))
         for pattern in self._extra:
-            if found := pattern.search(cleaned):
-                return _make_verdict(Strength.STRONG, "custom", cleaned, found.span())
+            if match := pattern.search(cleaned):
+                return _make_verdict(Strength.STRONG, "custom", cleaned, match.span())
         for rule, start, end in _find_phrases(WEAK_RULES, low, needs_figure=refusal):
             weak = _make_verdict(Strength.WEAK, rule.name, cleaned, (start, end))
             return replace(weak, of_shm=rule.of_shm)

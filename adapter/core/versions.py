@@ -112,8 +112,8 @@ CHANGES = (
 
 def version_of(text: str) -> Version | None:
     """Return the version that a server reports (`2.73.0dev`); None for what is no version."""
-    found = re.match(r"(\d+)\.(\d+)", text)
-    return (int(found[1]), int(found[2])) if found else None
+    match = re.match(r"(\d+)\.(\d+)", text)
+    return (int(match[1]), int(match[2])) if match else None
 
 
 def survives_cancels(reported: str) -> bool:

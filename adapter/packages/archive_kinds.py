@@ -60,10 +60,10 @@ def kind_of(archive: Path, content: Path) -> str:
 def kind_by_head(archive: Path, head: bytes) -> str:
     """Return the kind of an archive with these first bytes, as `kind_of` does."""
     named = _kind_by_name(archive)
-    found = _match_kind(head)
-    if found is None or named not in {None, found}:
-        raise _make_error(archive, head, named, found)
-    return found
+    kind = _match_kind(head)
+    if kind is None or named not in {None, kind}:
+        raise _make_error(archive, head, named, kind)
+    return kind
 
 
 def can_stream(name: str, head: bytes) -> bool:

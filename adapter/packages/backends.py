@@ -150,9 +150,9 @@ def formats_of_type(model_type: str | None) -> tuple[Format, ...] | None:
     return _TYPES.get((model_type or "").partition(":")[0].lower())
 
 
-def backend_of_format(found: Format) -> str:
+def backend_of_format(file_format: Format) -> str:
     """Return the name of the backend that opens files of a format."""
-    return _BACKENDS_BY_FILE[found.file].name
+    return _BACKENDS_BY_FILE[file_format.file].name
 
 
 def files_needed_by(kind: str) -> tuple[str, ...]:

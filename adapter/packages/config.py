@@ -51,8 +51,8 @@ def decode(raw: bytes, path: Path) -> str:
     try:
         text = raw.decode()
     except UnicodeDecodeError as error:
-        found = f"byte {error.start} is 0x{raw[error.start]:02x}"
-        raise invalid_model(path, f"it is not valid UTF-8: {found}") from error
+        reason = f"byte {error.start} is 0x{raw[error.start]:02x}"
+        raise invalid_model(path, f"it is not valid UTF-8: {reason}") from error
     if not text.removeprefix(BOM).strip():
         raise invalid_model(path, "it is empty")
     return text

@@ -52,12 +52,12 @@ def read_content_types(config: ModelConfig, text: str, path: Path) -> ContentTyp
 def find_misspelt_parameters(config: ModelConfig, path: Path) -> tuple[str, ...]:
     """Return a warning for each parameter whose name is almost one that the adapter reads."""
     known = [CONTENT_TYPES_PARAMETER, ENTRY_PARAMETER]
-    found = []
+    warnings = []
     for name in sorted(set(config.parameters) - set(known)):
         for near in get_close_matches(name.lower()[:100], known, 1, _NEAR):
             text = f"says nothing to the adapter; did you mean {near}?"
-            found.append(f"{shown(path)}: parameter {cut(name)!r} {text}")
-    return tuple(found)
+            warnings.append(f"{shown(path)}: parameter {cut(name)!r} {text}")
+    return tuple(warnings)
 
 
 def is_declared_entry(config: ModelConfig, path: Path) -> bool:
@@ -148,12 +148,12 @@ def list_gpus(configs: Iterable[ModelConfig | None]) -> frozenset[int] | None:
 
 def leaves_gpu_open(models: Iterable[tuple[str | None, ModelConfig | None]]) -> bool:
     """Return whether some of these models run on GPUs, and all leave it to Triton on which."""
-    found = [
+    are_open = [
         _is_gpu_open(config, backend)
         for backend, config in models
         if config is None or not is_ensemble(config)
     ]
-    return any(found) and None not in found
+    return any(are_open) and None not in are_open
 
 
 def _is_gpu_open(config: ModelConfig | None, backend: str | None) -> bool | None:

@@ -51,8 +51,8 @@ def find_config_faults(config: ModelConfig) -> Iterator[str]:
         yield f"max_batch_size is {config.max_batch_size}; it must be 0, for no batching, or more"
     for size in config.dynamic_batching.preferred_batch_size:
         if not 0 < size <= config.max_batch_size:
-            most = f"max_batch_size, which is {config.max_batch_size}"
-            yield f"preferred_batch_size {size} is not between 1 and {most}"
+            limit = f"max_batch_size, which is {config.max_batch_size}"
+            yield f"preferred_batch_size {size} is not between 1 and {limit}"
     for kind, tensors in (("input", config.input), ("output", config.output)):
         for tensor in tensors:
             yield from _find_tensor_faults(kind, tensor)

@@ -130,8 +130,8 @@ def _find_warmup_faults(config: ModelConfig) -> Iterator[str]:
     if sizes > MAX_WARMUP_BYTES:
         yield f"model_warmup: {sizes} bytes by dims and batch_size; at most {MAX_WARMUP_BYTES}"
     if requests > MAX_WARMUP_REQUESTS:
-        most = f"at most {MAX_WARMUP_REQUESTS}"
-        yield f"model_warmup: {requests} requests by batch_size and count; {most}"
+        limit = f"at most {MAX_WARMUP_REQUESTS}"
+        yield f"model_warmup: {requests} requests by batch_size and count; {limit}"
 
 
 def _find_warmup_batch_faults(config: ModelConfig) -> Iterator[str]:

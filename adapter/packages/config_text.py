@@ -182,7 +182,7 @@ def _parse_fields(tokens: Tokens) -> list[Field] | None:
 
     A word before a colon or a bracket is a name: values come before a name or a separator.
     """
-    found: list[Field] = []
+    fields: list[Field] = []
     # for each open bracket: what closes it, the message it stands in, the field it belongs to
     brackets: list[tuple[str, Field | None, Field | None]] = []
     message: Field | None = None
@@ -191,7 +191,7 @@ def _parse_fields(tokens: Tokens) -> list[Field] | None:
         mark = token[0]
         if token.lastgroup == "word" and _read_mark(tokens, index + 1) in {":", *_CLOSING}:
             field = Field(mark, message, index)
-            found.append(field)
+            fields.append(field)
         elif mark in _CLOSING:
             brackets.append((_CLOSING[mark], message, field))
             message = field
@@ -201,7 +201,7 @@ def _parse_fields(tokens: Tokens) -> list[Field] | None:
             _, message, field = brackets.pop()
         elif mark in {'"', "'"}:
             return None
-    return None if brackets else found
+    return None if brackets else fields
 
 
 def _name_path(field: Field) -> tuple[str, ...]:
@@ -241,8 +241,12 @@ def _find_messages(tokens: Tokens, field: Field) -> Iterator[tuple[int, int]]:
             depth -= 1
             if depth == 0:
                 yield begin, at
-        is_list |= depth == 0 and mark == "["
-        if depth == 0 and (mark == "]" or (mark in {"}", ">"} and not is_list)):
+        if depth != 0:
+            continue
+        is_list |= mark == "["
+        ends_list = mark == "]"
+        ends_single_message = mark in {"}", ">"} and not is_list
+        if ends_list or ends_single_message:
             return
 
 

@@ -141,11 +141,11 @@ class Contents:
             entries: Iterator[os.DirEntry[str]] = scanned
             if self._only is not None and folder == self._root:
                 entries = (entry for entry in scanned if entry.name in self._only)
-            found = list(islice(entries, MAX_ENTRIES + 1 - self._counted))
-        self._counted += len(found)
+            entries_read = list(islice(entries, MAX_ENTRIES + 1 - self._counted))
+        self._counted += len(entries_read)
         if self._counted > MAX_ENTRIES:
             raise invalid_model(self._root, f"it holds more than {MAX_ENTRIES} entries")
-        return iter(sorted(found, key=lambda entry: entry.name))
+        return iter(sorted(entries_read, key=lambda entry: entry.name))
 
     def _note(self, path: str, status: os.stat_result, real: str) -> bool:
         """Count an entry at a path, whose target is `real`, in size and digest. Return whether it

@@ -86,12 +86,12 @@ def layout(name: str, tree: Tree | None, model_type: str | None) -> Layout | Non
     home = _find_home((), root)
     if not home.entries:
         raise invalid_model(shown(name, *home.path), "it holds no files")
-    found = _find(name, root, formats or list_formats())
-    if found is None and formats is not None:
-        found = _guess(name, home, formats)
-    if found is None:
+    candidate = _find(name, root, formats or list_formats())
+    if candidate is None and formats is not None:
+        candidate = _guess(name, home, formats)
+    if candidate is None:
         return None
-    result = _lay_out(name, found)
+    result = _lay_out(name, candidate)
     if tree is None:  # the root is the file
         return replace(result, links=tuple((path, ()) for path, _ in result.links))
     return result
@@ -146,13 +146,13 @@ def _find(name: str, root: Tree, formats: Sequence[Format]) -> _Candidate | None
     InvalidModel if a level has several.
     """
     for places in _list_levels(root):
-        found = [one for place in places for one in _list_candidates(place, formats)]
-        if len(found) > 1:
-            files = [shown(*one.place.path, one.file) for one in found]
+        candidates = [one for place in places for one in _list_candidates(place, formats)]
+        if len(candidates) > 1:
+            files = [shown(*one.place.path, one.file) for one in candidates]
             remedy = "give a package of one model, or each model a folder with a config.pbtxt"
             raise invalid_model(name, f"it holds several models: {listed(files)}", remedy=remedy)
-        if found:
-            return found[0]
+        if candidates:
+            return candidates[0]
     return None
 
 
@@ -160,13 +160,13 @@ def _list_candidates(place: _Place, formats: Sequence[Format]) -> list[_Candidat
     """Return the files of a folder that may be the model. A program is the only one: what lies
     beside it belongs to it.
     """
-    found: list[_Candidate] = []
+    candidates: list[_Candidate] = []
     for one in formats:
         of_this = [_Candidate(place, one, file) for file in _list_files(place, one)]
         if of_this and one.is_program:
             return of_this
-        found += of_this
-    return found
+        candidates += of_this
+    return candidates
 
 
 def _list_files(place: _Place, of: Format) -> list[str]:
@@ -221,38 +221,38 @@ def _describe_names(of: Format) -> str:
     return " or ".join(patterns) + companion + folder
 
 
-def _lay_out(name: str, found: _Candidate) -> Layout:
+def _lay_out(name: str, candidate: _Candidate) -> Layout:
     """Return the layout of the model that was found. A file with siblings comes with its folder if
     it has the right name already.
     """
-    place = found.place
-    own = found.format
+    place = candidate.place
+    own = candidate.format
     backend = backend_of_format(own)
     is_alone = len(place.entries) == 1
-    has_own_name = found.file == own.file
-    links = [(f"{place.version}/{own.file}", (*place.path, found.file))]
+    has_own_name = candidate.file == own.file
+    links = [(f"{place.version}/{own.file}", (*place.path, candidate.file))]
     config = None if own.config is None else f'backend: "{backend}"\n{own.config}'
     if own.is_folder:
         links = [(f"{place.version}/{own.file}", place.path)]
     elif own.companion:
-        companion = (*place.path, _name_companion(found.file, own))
+        companion = (*place.path, _name_companion(candidate.file, own))
         links.append((f"{place.version}/{_name_companion(own.file, own)}", companion))
     elif has_own_name and own.has_siblings and (place.nested or not is_alone):
         links = [(f"{place.version}/{own.file}", place.path)]
     elif not is_alone and (has_own_name or own.has_siblings):
         links = [(place.version, place.path)]
         if not has_own_name:
-            config = _make_config_naming(name, found, backend)
+            config = _make_config_naming(name, candidate, backend)
     return Layout(tuple(links), backend, config)
 
 
-def _make_config_naming(name: str, found: _Candidate, backend: str) -> str:
+def _make_config_naming(name: str, candidate: _Candidate, backend: str) -> str:
     """Return a config that names the file: newer ONNX Runtimes refuse weights behind a link of
     their own, so the file cannot be renamed by a link.
     """
-    if not found.file.isprintable():
-        path = shown(name, *found.place.path, found.file)
-        remedy = f"call it {found.format.file}"
+    if not candidate.file.isprintable():
+        path = shown(name, *candidate.place.path, candidate.file)
+        remedy = f"call it {candidate.format.file}"
         raise invalid_model(path, "a config cannot hold this name", remedy=remedy)
-    file = json.dumps(found.file, ensure_ascii=False)
+    file = json.dumps(candidate.file, ensure_ascii=False)
     return f'backend: "{backend}"\ndefault_model_filename: {file}\n'

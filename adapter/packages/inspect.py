@@ -158,8 +158,8 @@ def _sum_declared_bytes(source: ModelSource, models: Iterable[_Model]) -> int | 
     """Return the bytes of memory that the caller says a package takes, else the sum of what its
     models' configs say; None if nothing says it.
     """
-    found = [read_declared_bytes(m.config, m.folder / CONFIG) for m in models]
-    declared = [size for size in found if size is not None]
+    sizes = [read_declared_bytes(m.config, m.folder / CONFIG) for m in models]
+    declared = [size for size in sizes if size is not None]
     if source.declared_bytes is not None or not declared:
         return source.declared_bytes
     return sum(declared)
@@ -389,14 +389,14 @@ def _read_python_code(folder: Path, config: ModelConfig, inside: Inside) -> Iter
 
 def _read_code(path: Path, inside: Inside) -> Iterator[str]:
     """Yield the text of the Python files at or below a path, up to the limits."""
-    left = _MAX_ALL_CODE_BYTES
+    remaining_bytes = _MAX_ALL_CODE_BYTES
     for code in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
         if not code.is_file():
             continue
         with inside.reading(code) as file:
-            raw = file.read(min(_MAX_CODE_BYTES, left))
+            raw = file.read(min(_MAX_CODE_BYTES, remaining_bytes))
         yield raw.decode("utf-8", "replace")
-        left -= len(raw)
+        remaining_bytes -= len(raw)
 
 
 def _find_missing_tensors(path: Path, backend: str | None, inside: Inside) -> tuple[str, ...]:
@@ -510,27 +510,27 @@ def _inspect_without_config(
     """
     if tree is None and path.name == CONFIG:
         raise invalid_model(path, "it is a config and no model", remedy="name its folder")
-    found = formats.layout(path.name, tree, model_type)
-    if found is None:
+    layout = formats.layout(path.name, tree, model_type)
+    if layout is None:
         # Triton would take the end of the name for a backend: `net.gz` for the backend `gz`
         raise _make_format_error(path, tree)
     links = tuple(
-        Link(link, os.path.realpath(path.joinpath(*target))) for link, target in found.links
+        Link(link, os.path.realpath(path.joinpath(*target))) for link, target in layout.links
     )
-    text = found.config
+    text = layout.config
     if schema is not None:
         fitting = merge(schema, 0, shown(path))
         text = with_tensors(
-            text or f"backend: {quoted(found.backend)}\n",
+            text or f"backend: {quoted(layout.backend)}\n",
             tensors_text(fitting.inputs),
             tensors_text(fitting.outputs),
         )
     if text is not None:
         _parse_safe(text, path / CONFIG, None)
-    part = ModelPart("", Role.ENTRY, text, links, backend=found.backend)
+    part = ModelPart("", Role.ENTRY, text, links, backend=layout.backend)
     warnings = [*_find_misspelt_configs(path, tree)]
     if schema is None and not warnings:
-        warnings += _find_missing_tensors(path, found.backend, inside)
+        warnings += _find_missing_tensors(path, layout.backend, inside)
     versions = tuple({link.path.partition("/")[0] for link in links})
     return _Model(path, part, versions, warnings=tuple(warnings))
 

@@ -79,19 +79,19 @@ def mentioned(source: str, names: Collection[str]) -> frozenset[str]:
     run time, or written with escapes is not found.
     """
     wanted = frozenset(names)
-    found = _QUOTED.finditer(source)
-    return wanted.intersection(match[match.lastindex] for match in found if match.lastindex)
+    strings = _QUOTED.finditer(source)
+    return wanted.intersection(match[match.lastindex] for match in strings if match.lastindex)
 
 
 def names_in_paths(source: str) -> frozenset[str]:
     """Return the names of folders in the paths that Python source has, as in `"painter/1"`,
     `parent / "painter"` and `join(parent, "painter", "1")`.
     """
-    found = {match[1] for match in _BEFORE_SLASH.finditer(source)}
-    found |= {match[1] for match in _BEHIND_SLASH.finditer(source)}
+    names = {match[1] for match in _BEFORE_SLASH.finditer(source)}
+    names |= {match[1] for match in _BEHIND_SLASH.finditer(source)}
     if "join(" in source:
-        found |= {match[1] for match in _JOINED.finditer(source)}
-    return frozenset(found)
+        names |= {match[1] for match in _JOINED.finditer(source)}
+    return frozenset(names)
 
 
 def _check_steps(steps: _Graph, where: str) -> None:

@@ -55,8 +55,11 @@ def list_files_kept_inside(config: ModelConfig) -> frozenset[tuple[str, ...]]:
 
     A batching library is named by its path in Triton's repository, of which only the end is ours.
     """
-    given = config.parameters.get(BATCHING_LIBRARY)
-    libraries = (_name_own_library(config), PurePosixPath(given.string_value if given else "").name)
+    parameter = config.parameters.get(BATCHING_LIBRARY)
+    libraries = (
+        _name_own_library(config),
+        PurePosixPath(parameter.string_value if parameter else "").name,
+    )
     named = (*(output.label_filename for output in config.output), *libraries)
     paths = (PurePosixPath(name).parts for name in named)
     return frozenset(parts for parts in paths if parts)
@@ -72,8 +75,8 @@ def check_model_files(root: Path, tree: Tree, config: ModelConfig) -> tuple[str,
             raise invalid_model(root, f"{CONFIG} is of an ensemble without steps")
         versions = versions or [*list_missing_folders(tree, config)]
     if not versions:
-        found = f"it holds {listed(sorted(tree))}"
-        raise invalid_model(root, found, remedy="add a version folder such as 1")
+        contents = f"it holds {listed(sorted(tree))}"
+        raise invalid_model(root, contents, remedy="add a version folder such as 1")
     try:
         served = served_versions(config, versions)
     except ValueError as error:

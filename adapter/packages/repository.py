@@ -334,44 +334,44 @@ def _show(path: Path, target: str, staging: Staging, inside: Inside) -> None:
     where the two folders are mounted together elsewhere.
     """
     if staging == "symlink":
-        with inside.open_entry(target) as found:
-            path.symlink_to(os.path.relpath(found.real, os.path.realpath(path.parent)))
+        with inside.open_entry(target) as entry:
+            path.symlink_to(os.path.relpath(entry.real, os.path.realpath(path.parent)))
         return
-    for name, found in inside.tree(target):
+    for name, entry in inside.tree(target):
         shown_as = path / name
-        if found.is_folder:
+        if entry.is_folder:
             shown_as.mkdir()
         elif staging == "copy":
-            _copy(found, shown_as)
+            _copy(entry, shown_as)
         else:
-            _hard_link(found, shown_as)
+            _hard_link(entry, shown_as)
 
 
 def _place(path: Path, target: str, inside: Inside) -> None:
     """Hard-link the file `target` at a path; copy it if the file system refuses: another one, or
     another's file.
     """
-    with inside.open_entry(target) as found:
+    with inside.open_entry(target) as entry:
         try:
-            _hard_link(found, path)
+            _hard_link(entry, path)
         except OSError:
-            shutil.copy2(found.by_descriptor, path)
+            shutil.copy2(entry.by_descriptor, path)
 
 
 def _copy_executable(path: Path, target: str, inside: Inside) -> None:
     """Copy the file `target` to a path, executable for its owner. Stores drop the executable bit,
     and Triton then leaves the owner no other.
     """
-    with inside.open_entry(target) as found:
-        shutil.copy2(found.by_descriptor, path)
+    with inside.open_entry(target) as entry:
+        shutil.copy2(entry.by_descriptor, path)
     path.chmod(path.stat().st_mode | stat.S_IRWXU)
 
 
-def _copy(found: Opened, path: Path) -> None:
+def _copy(entry: Opened, path: Path) -> None:
     """Copy an opened file of a package that is copied whole. Raise OSError where that would need
     the last GiB of the disk, whoever else writes to it meanwhile.
     """
-    with open(found.by_descriptor, "rb") as source, path.open("wb") as copied:  # noqa: PTH123
+    with open(entry.by_descriptor, "rb") as source, path.open("wb") as copied:  # noqa: PTH123
         while chunk := source.read(CHUNK):
             free = free_at(path.parent).bytes
             if free - len(chunk) < RESERVE_BYTES:
@@ -379,11 +379,11 @@ def _copy(found: Opened, path: Path) -> None:
                 reason = f"no room for a copy of {path.name}: {format_size(free)} free, and {kept}"
                 raise OSError(errno.ENOSPC, reason)
             copied.write(chunk)
-    shutil.copystat(found.by_descriptor, path)
+    shutil.copystat(entry.by_descriptor, path)
 
 
-def _hard_link(found: Opened, path: Path) -> None:
+def _hard_link(entry: Opened, path: Path) -> None:
     """Make a path a hard link to an opened file, by its descriptor; without src_dir_fd the link in
     /proc itself would be linked.
     """
-    os.link(found.by_descriptor, path, src_dir_fd=found.descriptor, follow_symlinks=True)
+    os.link(entry.by_descriptor, path, src_dir_fd=entry.descriptor, follow_symlinks=True)

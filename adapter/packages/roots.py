@@ -84,10 +84,10 @@ class Inside:
         """Open the file at a path for reading. Raise as `open_entry` does, and IsADirectoryError
         for a folder.
         """
-        with self.open_entry(str(path)) as found:
-            if found.is_folder:
+        with self.open_entry(str(path)) as entry:
+            if entry.is_folder:
                 raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-            with Path(found.by_descriptor).open("rb") as file:
+            with Path(entry.by_descriptor).open("rb") as file:
                 yield file
 
     def tree(
@@ -133,14 +133,14 @@ class Inside:
                     todo += _parts(str(Path(real).parent))
                     place = self._top(stack)
                 continue
-            found = os.open(part, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=here)
-            stack.callback(os.close, found)
-            if not stat.S_ISLNK(os.fstat(found).st_mode):
-                place.append((os.path.join(real, part), found))  # noqa: PTH118 - many
+            descriptor = os.open(part, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=here)
+            stack.callback(os.close, descriptor)
+            if not stat.S_ISLNK(os.fstat(descriptor).st_mode):
+                place.append((os.path.join(real, part), descriptor))  # noqa: PTH118 - many
                 continue
             if (links := links + 1) > _MAX_LINKS:
                 raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
-            text = os.readlink("", dir_fd=found)
+            text = os.readlink("", dir_fd=descriptor)
             if text.startswith("/"):
                 place = self._top(stack)
             todo += _parts(text)
@@ -204,17 +204,17 @@ def start_models(entries: Sequence[str], root: Path) -> dict[ModelId, ModelSourc
 
     Raises SourceMissing where a FOLDER cannot be listed, InvalidRequest for a name given twice.
     """
-    found: dict[ModelId, ModelSource] = {}
+    sources: dict[ModelId, ModelSource] = {}
     for entry in entries:
         named = _NAMED.fullmatch(entry)
         path = root / (named[2] if named else entry)
         paths = [path] if named or path.name != "*" else _listed(path.parent)
         for each in paths:
             model_id = parse_model_id(named[1] if named else each.name)
-            if model_id in found:
+            if model_id in sources:
                 raise InvalidRequest(f"load_at_start names {model_id!r} twice")
-            found[model_id] = ModelSource(str(each))
-    return found
+            sources[model_id] = ModelSource(str(each))
+    return sources
 
 
 def _listed(folder: Path) -> list[Path]:
@@ -222,5 +222,5 @@ def _listed(folder: Path) -> list[Path]:
     try:
         return sorted(each for each in folder.iterdir() if not each.name.startswith(_NO_MODELS))
     except OSError as error:
-        said = f"load_at_start: {shown(str(folder))}: {error.strerror}"
-        raise SourceMissing(said) from error
+        text = f"load_at_start: {shown(str(folder))}: {error.strerror}"
+        raise SourceMissing(text) from error

@@ -32,8 +32,10 @@ def parse_schema(raw: bytes, where: str) -> Schema:
     Other fields are ignored. `merge` checks whether the shapes fit the model.
     """
     try:
-        found = _parse_object(raw, where)
-        return Schema(_read_tensors(found, "inputs", where), _read_tensors(found, "outputs", where))
+        fields = _parse_object(raw, where)
+        return Schema(
+            _read_tensors(fields, "inputs", where), _read_tensors(fields, "outputs", where)
+        )
     except RecursionError as error:
         raise invalid_model(where, "it is nested too deeply") from error
 
@@ -79,19 +81,19 @@ def tensors_text(tensors: Sequence[Tensor]) -> str:
 def _parse_object(raw: bytes, where: str) -> dict[str, Any]:
     """Parse a file's bytes. Raise InvalidModel, which names `where`, for no JSON object."""
     try:
-        found = json.loads(raw)
+        value = json.loads(raw)
     except ValueError as error:
         raise invalid_model(where, f"it is not valid JSON: {error}") from error
-    if not isinstance(found, dict):
+    if not isinstance(value, dict):
         raise invalid_model(where, "it is not a JSON object")
-    return found
+    return value
 
 
-def _read_tensors(found: dict[str, Any], field: str, where: str) -> tuple[Tensor, ...]:
+def _read_tensors(fields: dict[str, Any], field: str, where: str) -> tuple[Tensor, ...]:
     """Return the tensors in a field of the schema, `inputs` or `outputs`. Raise InvalidModel if it
     is no list of them, or a name comes twice.
     """
-    items = found.get(field)
+    items = fields.get(field)
     if items is None:
         return ()
     if not isinstance(items, list):

@@ -110,9 +110,9 @@ class Packages:
             write = partial(write_package, source=source)
             path = await UNPACKS.run_to_end(self._fill_unpacked, name, model_id, write)
             return await WALKS.run(self._inspect, source, path, [str(path)], "the request")
-        found = await LOOKUPS.run(self._find, source)
-        path = found.path
-        if found.is_archive:
+        location = await LOOKUPS.run(self._find, source)
+        path = location.path
+        if location.is_archive:
             unpacked = await self._unpack_archive(name, model_id, path)
             return await WALKS.run(self._inspect, source, unpacked, [str(unpacked)], shown(path))
         if source.is_cached:  # the package must stay in its own folder
@@ -125,15 +125,16 @@ class Packages:
         it was written or put there since then (time.time). What came with the load request, or
         from a store, never changes. Raises as `prepare` does.
         """
-        if source.files or source.config is not None or source.is_cached or not content_key:
+        is_of_request = bool(source.files) or source.config is not None
+        if is_of_request or source.is_cached or not content_key:
             return False
-        found = await LOOKUPS.run(self._find, source)
-        if found.is_archive:
+        location = await LOOKUPS.run(self._find, source)
+        if location.is_archive:
             # mv, cp -p and rsync -t keep the modification time, which may be before the load
-            return (await LOOKUPS.run(found.path.stat)).st_ctime > since
+            return (await LOOKUPS.run(location.path.stat)).st_ctime > since
         source = await self._with_real_schema(source)
-        known_as = shown(found.path)
-        package = await WALKS.run(self._inspect, source, found.path, self._roots, known_as)
+        known_as = shown(location.path)
+        package = await WALKS.run(self._inspect, source, location.path, self._roots, known_as)
         return package.content_key != content_key
 
     async def place(
@@ -478,10 +479,10 @@ class Packages:
             return []
         except OSError as error:
             raise BackendError(f"cannot list {self._repository}: {error.strerror}") from error
-        found = ((folder.name, ownership_of(folder)) for folder in folders)
+        owned = ((folder.name, ownership_of(folder)) for folder in folders)
         return [
             _read_staged_model(known, self._repository / name)
-            for name, known in found
+            for name, known in owned
             if known and known.owner == name
         ]
 

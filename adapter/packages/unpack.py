@@ -42,8 +42,8 @@ class Free:
 
 def free_at(folder: str | os.PathLike[str]) -> Free:
     """Return the free space of the disk that a folder is on."""
-    found = os.statvfs(folder)
-    return Free(found.f_bavail * found.f_frsize, found.f_favail if found.f_files else None)
+    status = os.statvfs(folder)
+    return Free(status.f_bavail * status.f_frsize, status.f_favail if status.f_files else None)
 
 
 def disk_bytes(size: int = 0) -> int:

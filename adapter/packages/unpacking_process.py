@@ -31,9 +31,9 @@ _CONTENT = "/proc/self/fd/0"
 def _list_import_folders() -> str:
     """Return where the adapter is, and isal, which an editable adapter has elsewhere."""
     folders = [str(Path(adapter.__path__[0]).parent)]
-    found = find_spec("isal")
-    if found is not None and found.origin is not None:
-        folders.append(str(Path(found.origin).parent.parent))
+    spec = find_spec("isal")
+    if spec is not None and spec.origin is not None:
+        folders.append(str(Path(spec.origin).parent.parent))
     return ":".join(dict.fromkeys(folders))
 
 
@@ -103,7 +103,7 @@ class UnpackingProcess:
                     f"{failed}: no process can be started: {error.strerror}", delivered=False
                 ) from error
             try:
-                said = _conversation(ours, reserve)
+                reply = _conversation(ours, reserve)
             except BaseException:
                 process.kill()
                 process.communicate()
@@ -115,8 +115,8 @@ class UnpackingProcess:
             if not self._is_killed:
                 shutil.rmtree(target, ignore_errors=True)
             raise BackendError(f"{failed}: {_ended(process.returncode, complaint)}")
-        if said:
-            raise _error(said)
+        if reply:
+            raise _error(reply)
 
     def kill(self) -> None:
         """End the process, so that `run` raises BackendError soon."""
@@ -161,9 +161,9 @@ def _conversation(process: socket.socket, reserve: Reserve | None) -> bytes:
     return b""
 
 
-def _error(said: bytes) -> AdapterError:
+def _error(line: bytes) -> AdapterError:
     """Return the error that the process sent."""
-    error = json.loads(said)
+    error = json.loads(line)
     return _ERRORS[error["error"]](error["text"])
 
 

@@ -84,7 +84,7 @@ def payload(folder: Path, roots: Sequence[str]) -> Payload:
         real = os.path.realpath(folder)
         inside = Inside([*roots, real])
         entries = inside.tree(real, without=OWN_NAMES)
-        sizes = {file: found.status.st_size for file, found in entries if not found.is_folder}
+        sizes = {file: entry.status.st_size for file, entry in entries if not entry.is_folder}
         _refuse_too_large(sizes, name)
         files = {
             f"file:{f}": _read_content(inside, f"{real}/{f}", size) for f, size in sizes.items()
@@ -124,8 +124,8 @@ def _refuse_too_large(sizes: dict[str, int], name: Path) -> None:
             fault = "its name is not UTF-8, so it cannot be sent"
             raise invalid_model(name / file, fault) from error
     if total > MAX_UPLOAD_BYTES:
-        most = f"Triton takes at most {MAX_UPLOAD_BYTES} in one call"
-        raise invalid_model(name, f"{total} bytes to upload; {most}")
+        limit = f"Triton takes at most {MAX_UPLOAD_BYTES} in one call"
+        raise invalid_model(name, f"{total} bytes to upload; {limit}")
 
 
 def _read_content(inside: Inside, path: str, size: int) -> bytes:
