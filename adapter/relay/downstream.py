@@ -474,7 +474,10 @@ class Downstream(Endpoint[Exchange]):
             return False
         self.credit(exchange, len(piece))
         error = RelayError(Reason.ENCODING, f"compressed flag {piece[0]}; 0 and 1 are understood")
-        (self.fail if exchange.stage is Stage.SENDING else self.refuse)(exchange, error)
+        if exchange.stage is Stage.SENDING:
+            self.fail(exchange, error)
+        else:
+            self.refuse(exchange, error)
         return True
 
     def handle_deadline(self, exchange: Exchange) -> None:
@@ -482,12 +485,13 @@ class Downstream(Endpoint[Exchange]):
         not answer in time, and with trailers in place of the queued DATA if its client did not read
         in time. The fallback server ends the calls that it has begun itself.
         """
-        is_handed_on = exchange.stage not in {Stage.ARRIVING, Stage.WAITING}
-        is_message = exchange.direct_call is None and exchange.call.max_bytes is not None
-        if not is_handed_on or (is_message and exchange.stage is Stage.SENDING):
+        is_buffered = exchange.stage in {Stage.ARRIVING, Stage.WAITING}
+        is_unary_at_fallback = exchange.direct_call is None and exchange.call.max_bytes is not None
+        is_incomplete = is_unary_at_fallback and exchange.stage is Stage.SENDING
+        if is_buffered or is_incomplete:
             self.fail(exchange, RelayError(Reason.LATE, "the request did not come in time"))
         elif exchange.direct_call is None:
-            # the fallback server, which has begun with it, has limits of its own
+            # the fallback server has begun with the call, and has time limits of its own
             exchange.deadline = math.inf
         elif not exchange.is_answered:
             seconds = exchange.call.seconds

@@ -215,7 +215,9 @@ class RelaySession(Downstream):
         """
         length = exchange.call.length
         received = exchange.received_bytes
-        if length is not None and (received > length or (end and received < length)):
+        is_too_long = length is not None and received > length
+        is_too_short = length is not None and end and received < length
+        if is_too_long or is_too_short:
             self.reset_faulty(exchange.id, Code.PROTOCOL_ERROR)  # RFC 9113 section 8.1.1
         elif exchange.call.http_status is not None:
             self.discard(exchange, piece, end=end)
