@@ -77,13 +77,13 @@ class Access:
 
 
 def _check_token(token: bytes, authorization: Sequence[str]) -> None:
-    scheme, _, given = authorization[0].partition(" ") if authorization else ("", "", "")
+    scheme, _, credentials = authorization[0].partition(" ") if authorization else ("", "", "")
     if scheme.lower() != _SCHEME:
         raise Unauthenticated(
             f"this call needs `Authorization: Bearer TOKEN`; {_SEE_TOKEN}", is_wrong=False
         )
     # in constant time: what is answered when says nothing of how much of it was right
-    is_same = hmac.compare_digest(given.strip().encode("utf-8", "surrogateescape"), token)
+    is_same = hmac.compare_digest(credentials.strip().encode("utf-8", "surrogateescape"), token)
     if not is_same or len(authorization) > 1:
         raise Unauthenticated(
             f"the token of this call is not control_token; {_SEE_TOKEN}", is_wrong=True
@@ -142,7 +142,7 @@ class SitePolicy:
 
 
 def _name_in(authority: str) -> str:
-    """The host without its port, as `[::1]:8080` has it too."""
+    """Return the host of an authority without its port, also that of `[::1]:8080`."""
     if authority.startswith("["):
         return authority[1:].partition("]")[0]
     return authority.partition(":")[0].lower().removesuffix(".")

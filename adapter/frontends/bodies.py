@@ -93,7 +93,9 @@ def parsed(text: str | bytes, what: str) -> Any:
 
 
 def _int(text: str) -> int:
-    """Python's own limit is ten times as high, and time grows with the square of the digits."""
+    """Parse an integer of at most 400 digits. Python's own limit is ten times as high, and the time
+    grows with the square of the digits.
+    """
     if len(text) > _MAX_DIGITS:
         raise ValueError(f"a number has {len(text)} digits; at most {_MAX_DIGITS} are accepted")
     return int(text)
@@ -104,8 +106,8 @@ def _float(text: str) -> float:
     return float(text)
 
 
-def _same(found: dict[str, Any]) -> dict[str, Any]:
-    return found
+def _same(members: dict[str, Any]) -> dict[str, Any]:
+    return members
 
 
 # json.loads would make another one for each text, which takes as long as to parse a small one
@@ -114,10 +116,10 @@ _DECODER = json.JSONDecoder(parse_int=_int, parse_float=_float, object_hook=_sam
 
 def json_object(text: str | bytes, what: str) -> dict[str, Any]:
     """Parse a JSON object. Raise InvalidRequest for anything else."""
-    found = parsed(text, what)
-    if not isinstance(found, dict):
+    value = parsed(text, what)
+    if not isinstance(value, dict):
         raise InvalidRequest(f"{what} must be a JSON object")
-    return found
+    return value
 
 
 @dataclass(frozen=True, slots=True)

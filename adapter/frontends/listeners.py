@@ -295,21 +295,21 @@ def _places() -> list[str]:
 
     That may have a path which is too long for a socket: TMPDIR is not ours to shorten.
     """
-    found = dict.fromkeys((tempfile.gettempdir(), *_SHORT))
-    return [place for place in found if len(os.fsencode(place)) + _NAME_BYTES <= _PATH_BYTES]
+    folders = dict.fromkeys((tempfile.gettempdir(), *_SHORT))
+    return [place for place in folders if len(os.fsencode(place)) + _NAME_BYTES <= _PATH_BYTES]
 
 
 def _own_folder() -> tempfile.TemporaryDirectory[str]:
     """Make a folder for a socket that nobody else may reach."""
-    why = f"TMPDIR, {tempfile.gettempdir()}, is too long"
+    reason = f"TMPDIR, {tempfile.gettempdir()}, is too long"
     for place in _places():
         try:
             return tempfile.TemporaryDirectory(prefix=_FOLDERS, dir=place)
         except OSError as error:
-            why = str(error)
+            reason = str(error)
     raise OSError(
         f"the gRPC listeners need a folder for a socket, at most {_PATH_BYTES - _NAME_BYTES} bytes "
-        f"long: TMPDIR, /tmp or /dev/shm; {why}"
+        f"long: TMPDIR, /tmp or /dev/shm; {reason}"
     )
 
 

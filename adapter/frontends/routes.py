@@ -228,10 +228,10 @@ def find(segments: Sequence[str]) -> Match | None:
         # no path of OpenAI's goes on behind the name of a model, so a slash in it may stay as it is
         case ["v1", "models", *parts] if parts:
             segments = ["v1", "models", "/".join(parts)]
-    found = _find(_ROOT, segments, 0, ())
-    if found is None:
+    match = _find(_ROOT, segments, 0, ())
+    if match is None:
         return None
-    node, names = found
+    node, names = match
     return Match(node.path, node.methods, dict(names))
 
 
@@ -241,12 +241,12 @@ def _find(
     if at == len(segments):
         return (node, names) if node.methods else None
     segment = segments[at]
-    found = None
+    match = None
     if (literal := node.literals.get(segment)) is not None:
-        found = _find(literal, segments, at + 1, names)
-    if found is None and node.other is not None and _fits(node.name, segment):
-        found = _find(node.other, segments, at + 1, (*names, (node.name, segment)))
-    return found
+        match = _find(literal, segments, at + 1, names)
+    if match is None and node.other is not None and _fits(node.name, segment):
+        match = _find(node.other, segments, at + 1, (*names, (node.name, segment)))
+    return match
 
 
 def _fits(name: str, segment: str) -> bool:
@@ -270,5 +270,5 @@ def openapi() -> bytes:
     if _BUILT.exists():
         return _BUILT.read_bytes()
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    found = yaml.load(_SOURCE.read_bytes(), loader)  # noqa: S506 - both loaders are safe ones
-    return json.dumps(found).encode()
+    document = yaml.load(_SOURCE.read_bytes(), loader)  # noqa: S506 - both loaders are safe ones
+    return json.dumps(document).encode()

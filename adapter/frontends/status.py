@@ -423,13 +423,13 @@ _SURELY_FITS = _MAX_TEXT_BYTES // 12  # characters: of four bytes in UTF-8, each
 
 
 def challenge(error: errors.Unauthenticated) -> str:
-    """The header WWW-Authenticate (RFC 6750, section 3)."""
+    """Return the value of the header WWW-Authenticate (RFC 6750, section 3)."""
     realm = 'Bearer realm="triton-adapter"'
     return f'{realm}, error="invalid_token"' if error.is_wrong else realm
 
 
 def lookup(table: Mapping[type[BaseException], T], error: BaseException) -> T | None:
-    """The entry of the nearest class along the error's ancestry; None for a bug."""
+    """Return the entry of the nearest class along the error's ancestry; None for a bug."""
     kind = type(error)
     return table[kind] if kind in table else lookup_kind(table, kind)  # the walk takes 1 us
 
@@ -440,8 +440,9 @@ def lookup_kind(table: Mapping[type[BaseException], T], error: type[BaseExceptio
 
 
 def aws_status(error: errors.AdapterError) -> tuple[int, str]:
-    """The status and the code of InvokeEndpoint. A request during which Triton ended is its model's
-    error: it may be what ended Triton, and clients and proxies send a 503 again.
+    """Return the status and the code of InvokeEndpoint for an error. A request during which Triton
+    has exited is answered as an error of its model: it may be what made Triton exit, and clients
+    and proxies send a request again that got 503.
     """
     had_it = isinstance(error, errors.BackendUnavailable) and error.delivered
     if had_it and not isinstance(error, errors.Overloaded):
@@ -450,7 +451,7 @@ def aws_status(error: errors.AdapterError) -> tuple[int, str]:
 
 
 def level_of(error: errors.AdapterError) -> int:
-    """The level of `request.failed` in the log."""
+    """Return the level at which `request.failed` is logged for an error."""
     if error.is_logged:
         return logging.DEBUG
     return logging.INFO if errors.was_refused(error) else logging.WARNING
@@ -459,7 +460,7 @@ def level_of(error: errors.AdapterError) -> int:
 def grpc_status(
     error: errors.AdapterError, *, is_of_mesh: bool = False
 ) -> tuple[grpc.StatusCode, str]:
-    """The code, and a text that fits into an answer's metadata."""
+    """Return the gRPC code of an error, and a text that fits into an answer's metadata."""
     return grpc_code(error), _cut(grpc_text(error, is_of_mesh=is_of_mesh))
 
 
@@ -471,8 +472,8 @@ def grpc_code(error: errors.AdapterError) -> grpc.StatusCode:
 
 
 def grpc_text(error: errors.AdapterError, *, is_of_mesh: bool) -> str:
-    """The noun for the error, and the error. Of an unknown model Triton's words stand first, as
-    clients look for them.
+    """Return the text for an error: of which kind it is, and its own text. For an unknown model
+    Triton's words stand first, as clients look for them.
 
     ModelMesh takes some texts for NOT_FOUND by their first words, `Request for unknown model` and
     `Model `. None that it gets starts so, whatever Triton or a model said.

@@ -380,8 +380,8 @@ async def _read_body(request: web.Request) -> bytes:
 
 def _refuse(error: AdapterError) -> web.Response:
     """Return the answer for an error, with the status that the other listeners give it."""
-    found = lookup_kind(HTTP, type(error))
-    return _error(500 if found is None else found[0], str(error))
+    status_and_code = lookup_kind(HTTP, type(error))
+    return _error(500 if status_and_code is None else status_and_code[0], str(error))
 
 
 async def _streamed(request: web.Request, parts: AsyncIterator[str]) -> web.StreamResponse:

@@ -81,8 +81,8 @@ class CallInfo:
 
 def _region_of(authorization: str) -> str:
     """Return the region that a caller has signed for."""
-    found = _SCOPE.search(authorization)
-    return found[1] if found else _REGION
+    match = _SCOPE.search(authorization)
+    return match[1] if match else _REGION
 
 
 def refusal_of(error: AdapterError | None, call_info: CallInfo) -> Refusal:

@@ -24,8 +24,8 @@ def message(headers: Mapping[str, str], payload: bytes) -> bytes:
     """Return one message of the stream: its lengths, headers and payload, each with a sum."""
     lines = b"".join(_header(name.encode(), value.encode()) for name, value in headers.items())
     lengths = struct.pack(">II", _FRAME_BYTES + len(lines) + len(payload), len(lines))
-    begun = b"".join((lengths, struct.pack(">I", crc32(lengths)), lines, payload))
-    return begun + struct.pack(">I", crc32(begun))
+    begin = b"".join((lengths, struct.pack(">I", crc32(lengths)), lines, payload))
+    return begin + struct.pack(">I", crc32(begin))
 
 
 def _header(name: bytes, value: bytes) -> bytes:

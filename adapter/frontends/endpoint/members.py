@@ -128,8 +128,8 @@ class Endpoints:
             raise InvalidCall(f"Invalid target model: {error}") from error
         first = target.partition("/")[0]
         if not store and first in self._names:
-            why = f"{first!r} is the name of an endpoint, which has models of its own"
-            raise InvalidCall(f"Invalid target model: {why}")
+            reason = f"{first!r} is the name of an endpoint, which has models of its own"
+            raise InvalidCall(f"Invalid target model: {reason}")
         return model_id, key
 
 

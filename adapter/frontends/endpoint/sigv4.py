@@ -66,13 +66,13 @@ def read_claim(request: SignedRequest, now: datetime) -> Claim:
     without the key and the body.
     """
     headers = _group_by_name(request.headers)
-    found = _AUTHORIZATION.fullmatch(_read_single(headers, "authorization"))
-    if found is None:
+    match = _AUTHORIZATION.fullmatch(_read_single(headers, "authorization"))
+    if match is None:
         raise SignatureError(
             f"The header Authorization is not an {ALGORITHM} signature of {SERVICE}; a signature "
             "in the query is not accepted."
         )
-    access_key, day, region, service, names, signature = found.groups()
+    access_key, day, region, service, names, signature = match.groups()
     if service != SERVICE:
         raise SignatureError(f"Credential should be scoped to correct service: '{SERVICE}'.")
     signed = tuple(names.split(";"))

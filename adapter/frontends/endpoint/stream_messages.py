@@ -23,9 +23,9 @@ def as_request(call: Mapping[str, Any], raw: bytes, record: ModelRecord) -> byte
     try:
         message = bytes(_build_request(call, raw, record.name).SerializeToString())
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        why = f"member {error} is missing" if isinstance(error, KeyError) else str(error)
+        reason = f"member {error} is missing" if isinstance(error, KeyError) else str(error)
         raise InvalidRequest(
-            f"the body is not a V2 inference: {why}", model_id=record.id
+            f"the body is not a V2 inference: {reason}", model_id=record.id
         ) from error
     check_parameters(message, record, shares_memory=False)
     return message

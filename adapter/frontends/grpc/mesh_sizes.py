@@ -35,15 +35,15 @@ class ModelKey:
 def parse_key(text: str) -> ModelKey:
     """Parse a modelKey; one that is not JSON has no fields."""
     try:
-        found = parsed(text, "modelKey")
+        key = parsed(text, "modelKey")
     except CallerError:
         return ModelKey()
-    if not isinstance(found, dict):
+    if not isinstance(key, dict):
         return ModelKey()
     return ModelKey(
-        _read_model_type(found),
-        found.get("schema_path"),
-        _read_disk_size(found.get("disk_size_bytes")),
+        _read_model_type(key),
+        key.get("schema_path"),
+        _read_disk_size(key.get("disk_size_bytes")),
     )
 
 
@@ -51,15 +51,15 @@ def _read_model_type(key: dict[str, Any]) -> str | None:
     """Return the model type of a modelKey, which is a string or the `name` of an object; None if it
     has none.
     """
-    found = key.get("model_type")
-    if isinstance(found, dict):
-        found = found.get("name")
-    return found if isinstance(found, str) and found else None
+    model_type = key.get("model_type")
+    if isinstance(model_type, dict):
+        model_type = model_type.get("name")
+    return model_type if isinstance(model_type, str) and model_type else None
 
 
-def _read_disk_size(found: object) -> float:
+def _read_disk_size(value: object) -> float:
     """Return the size on disk of a modelKey; 0 if it is not a positive number."""
-    return found if isinstance(found, int | float) and 0 < found < _MAX_BYTES else 0
+    return value if isinstance(value, int | float) and 0 < value < _MAX_BYTES else 0
 
 
 class MeshSizes:

@@ -47,8 +47,8 @@ def names_model(metadata: RpcMetadata) -> bool:
 
 def id_of_mesh(metadata: RpcMetadata) -> ModelId | None:
     """Return the id in the metadata. The binary form wins: the other cannot hold every id."""
-    found = {key: value for key, value in metadata if key in {_ID, _ID_BIN}}
-    value = found.get(_ID_BIN, found.get(_ID))
+    ids = {key: value for key, value in metadata if key in {_ID, _ID_BIN}}
+    value = ids.get(_ID_BIN, ids.get(_ID))
     return None if value is None else parse_name(value, "the metadata")
 
 
@@ -94,8 +94,8 @@ def parse_name(value: str | bytes, where: str) -> ModelId:
 
 def read_field(message: bytes, number: int) -> bytes | None:
     """Return the last occurrence, which counts for a field that is not repeated."""
-    found = _occurrences(message, number)
-    return message[found[-1][1] : found[-1][2]] if found else None
+    occurrences = _occurrences(message, number)
+    return message[occurrences[-1][1] : occurrences[-1][2]] if occurrences else None
 
 
 def read_repeated(message: bytes, number: int) -> list[bytes]:
@@ -105,15 +105,15 @@ def read_repeated(message: bytes, number: int) -> list[bytes]:
 
 def with_field(message: bytes, number: int, value: bytes) -> bytes:
     """Return the message with `value` in place of the occurrence that counts."""
-    found = _occurrences(message, number)
-    start, _, end = found[-1] if found else (len(message), 0, len(message))
+    occurrences = _occurrences(message, number)
+    start, _, end = occurrences[-1] if occurrences else (len(message), 0, len(message))
     return b"".join((message[:start], encoded_field(number, value), message[end:]))
 
 
 def _occurrences(message: bytes, number: int) -> list[tuple[int, int, int]]:
     """Return the start of each occurrence, of its value, and their end."""
     wanted = number << 3 | DELIMITED
-    found = []
+    occurrences = []
     at = 0
     end = len(message)
     try:
@@ -124,7 +124,7 @@ def _occurrences(message: bytes, number: int) -> list[tuple[int, int, int]]:
             tag, at = varint(message, at)
             value, at = _skip(message, tag, at)
             if tag == wanted:
-                found.append((start, value, at))
+                occurrences.append((start, value, at))
     except IndexError:
         at = end + 1
     except Malformed as error:
@@ -133,7 +133,7 @@ def _occurrences(message: bytes, number: int) -> list[tuple[int, int, int]]:
         raise InvalidRequest("the message breaks off within a field")
     if at < end:
         raise InvalidRequest(f"the message has more than {MAX_FIELDS} fields")
-    return found
+    return occurrences
 
 
 def _skip(message: bytes, tag: int, at: int) -> tuple[int, int]:

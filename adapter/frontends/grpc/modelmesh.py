@@ -111,7 +111,9 @@ class ModelRuntime:
     # -- loading ----------------------------------------------------------------------------
 
     async def load(self, request: pb.LoadModelRequest, **log_fields: str) -> pb.LoadModelResponse:
-        """Load idempotently: after NOT_FOUND ModelMesh loads again, at times without an unload."""
+        """Load the model unless the same files are loaded already: after NOT_FOUND ModelMesh loads
+        again, at times without an unload.
+        """
         model_id = parse_model_id(request.modelId)
         key = parse_key(request.modelKey)
         source = _read_source(request, key)
@@ -135,7 +137,9 @@ class ModelRuntime:
     async def _ensure_loaded(
         self, model_id: ModelId, source: ModelSource, size: int, log_fields: Mapping[str, str]
     ) -> ModelRecord:
-        """Wait for a load of the same files that is under way; replace a model of other files."""
+        """Return the record of the loaded model. Wait for a load of the same files that is in
+        progress; replace a model that was loaded from other files.
+        """
         while True:
             known = self._registry.get(model_id)
             if known is not None and known.state in _PRESENT:
@@ -153,7 +157,9 @@ class ModelRuntime:
     async def _load_in_slot(
         self, model_id: ModelId, source: ModelSource, size: int, log_fields: Mapping[str, str]
     ) -> ModelRecord:
-        """The slot is released when the load ends, also when the caller has left."""
+        """Load the model once ModelMesh has made room and a slot is free; return its record. The
+        slot is released when the load ends, also if the caller has disconnected before.
+        """
         await self._wait_to_begin(model_id, size)
         log_fields = {"frontend": "modelmesh", **log_fields}
         work = self._models.load(model_id, source, RoomMaker.MESH, **log_fields)
@@ -172,8 +178,8 @@ class ModelRuntime:
             await asyncio.shield(wait)
         except asyncio.CancelledError:
             if wait.cancelled():  # by an unload
-                why = f"model {model_id!r} was unloaded while its load waited to begin"
-                raise ModelNotFound(why, model_id=model_id) from None
+                text = f"model {model_id!r} was unloaded while its load waited to begin"
+                raise ModelNotFound(text, model_id=model_id) from None
             wait.cancel()  # the caller has left
             if wait.done():
                 self._load_slots.release()

@@ -127,17 +127,17 @@ class RelayPolicy:
             return header in _FOR_TRITON
         return header in _FOR_TRITON or self._metadata.should_pass(header.decode("latin-1"))
 
-    def route(self, found: Mapping[bytes, bytes]) -> tuple[bool, str | None]:
+    def route(self, fields: Mapping[bytes, bytes]) -> tuple[bool, str | None]:
         """Return whether a call with these headers may go direct, and the metadata's model id."""
         is_plain = (
             self._is_direct
-            and found[b":path"] == _PATH
-            and found[b":method"] == b"POST"
-            and found.get(b"content-type", b"").startswith(b"application/grpc")
-            and found.get(b"te") == b"trailers"
+            and fields[b":path"] == _PATH
+            and fields[b":method"] == b"POST"
+            and fields.get(b"content-type", b"").startswith(b"application/grpc")
+            and fields.get(b"te") == b"trailers"
         )
         try:
-            return is_plain, _mesh_id(found)
+            return is_plain, _mesh_id(fields)
         except ValueError:
             return False, None
 
@@ -182,9 +182,14 @@ class RelayPolicy:
             return None
         except AdapterError as error:
             return self._refusal(text, mesh_id, error)
-        if (mesh_id is not None or self._loads_on_demand) and self.triton.has_lost(lease.record):
+        # the fallback server words the loss of a model that its callers have loaded again
+        do_callers_reload = mesh_id is not None or self._loads_on_demand
+        if do_callers_reload and self.triton.has_lost(lease.record):
             return None
-        if lease.record.name != text or (mesh_id is not None and mesh_id != text):
+        # Triton gets the message as it is, and so must know the model by the name in it
+        is_renamed = lease.record.name != text
+        is_named_otherwise = mesh_id is not None and mesh_id != text
+        if is_renamed or is_named_otherwise:
             return None
         try:
             check_parameters(message, lease.record, shares_memory=self.shares_memory)
@@ -249,11 +254,11 @@ def _read_ids(headers: Headers) -> dict[str, str]:
     )
 
 
-def _mesh_id(found: Mapping[bytes, bytes]) -> str | None:
+def _mesh_id(headers: Mapping[bytes, bytes]) -> str | None:
     """Return the id in the metadata, the binary form first. ValueError when it is malformed."""
-    if (binary := found.get(_MESH_BINARY)) is not None:
+    if (binary := headers.get(_MESH_BINARY)) is not None:
         return b64decode(binary + b"=" * (-len(binary) % 4), validate=True).decode()
-    text = found.get(_MESH)
+    text = headers.get(_MESH)
     return None if text is None else text.decode("ascii")
 
 

@@ -56,9 +56,10 @@ def content_type(json_header_size: int | None) -> str:
 def put_name_back(
     body: bytes, json_header_size: int | None, triton_name: str, model_id: str
 ) -> tuple[bytes, int | None]:
-    """Triton's answer names the model as Triton knows it; the caller knows another name.
+    """Return the body of Triton's answer with the caller's name of the model in place of Triton's,
+    and the new length of its JSON part.
 
-    Within a JSON string the quotes would be escaped, so the pattern is found as a member only.
+    Within a JSON string the quotes would be escaped, so that only the member itself is found.
     """
     size = len(body) if json_header_size is None else json_header_size
     header = body[:size].replace(

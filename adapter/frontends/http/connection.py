@@ -874,13 +874,13 @@ class Connection:
         """Act on a connection that has been in its state for so long."""
         state = self.state
         limits = self._listener.limits
+        has_lingered = state == _LINGERING and seconds >= self._listener.linger_seconds
+        is_answer_stalled = state == _CLOSING and seconds >= limits.answer
         if state == _IDLE and seconds >= limits.idle:
             self.close()
         elif state == _HEAD and seconds >= limits.head:
             self.refuse_head(f"the head of the request took longer than {limits.head:g} s")
-        elif (state == _LINGERING and seconds >= self._listener.linger_seconds) or (
-            state == _CLOSING and seconds >= limits.answer
-        ):
+        elif has_lingered or is_answer_stalled:
             self.abort()
 
     def _check_body(self, now: float) -> None:

@@ -71,8 +71,8 @@ def is_typed(content_type: str, accept: str) -> bool:
 
 def _is_v2(content_type: str) -> bool:
     """Return whether a Content-Type is that of V2's JSON, or of V2 with binary tensors."""
-    given = content_type.lower()
-    return _media_type(given) in {"", JSON} or binary.MEDIA_TYPE in given
+    lowered = content_type.lower()
+    return _media_type(lowered) in {"", JSON} or binary.MEDIA_TYPE in lowered
 
 
 def _media_type(content_type: str) -> str:
@@ -92,10 +92,10 @@ def codec_for(content_type: str, types: ContentTypes, *, is_packed: bool) -> Cod
         return None if is_packed else codec
     if codec is None or media_type not in types or is_packed:
         accepted = _list_accepted(types)
-        given = f"Content-Type {content_type[:_MAX_QUOTED]!r}"
-        text = f"{given} is not one that the model takes"
+        shown_type = f"Content-Type {content_type[:_MAX_QUOTED]!r}"
+        text = f"{shown_type} is not one that the model takes"
         if is_packed:
-            text = f"a compressed body of {given} is not taken; the model takes uncompressed"
+            text = f"a compressed body of {shown_type} is not taken; the model takes uncompressed"
         sent_by_curl = "; curl sends this type unless -H sets another"
         hint = sent_by_curl if media_type == _OF_CURL else ""
         raise UnsupportedMediaType(f"{text}: {accepted}{hint}", accepted=accepted)
@@ -161,13 +161,13 @@ def answer_type(accept: str, types: ContentTypes, *, is_choosing: bool) -> str:
 
 def _offered(types: ContentTypes, *, is_choosing: bool) -> list[str]:
     """Return the types that an answer of the model can be of, the preferred ones first."""
-    found = [JSON, binary.MEDIA_TYPE]
+    offered = [JSON, binary.MEDIA_TYPE]
     outputs = types.outputs
     if is_choosing or not outputs:
-        return [*found, *(codec.media_type for codec in CODECS if codec.is_answer)]
+        return [*offered, *(codec.media_type for codec in CODECS if codec.is_answer)]
     if len(outputs) > 1:
-        return found
-    return found + [
+        return offered
+    return offered + [
         codec.media_type
         for codec in CODECS
         if codec.is_answer and codec.can_answer(outputs[0], is_batched=types.is_batched)
@@ -249,14 +249,16 @@ async def _check_length(pieces: AsyncIterator[bytes], size: int) -> AsyncIterato
     """Yield the pieces of a body; raise InvalidRequest unless they have exactly `size` bytes in
     all.
     """
-    left = size
+    remaining_bytes = size
     async for piece in pieces:
-        left -= len(piece)
-        if left < 0:
+        remaining_bytes -= len(piece)
+        if remaining_bytes < 0:
             raise InvalidRequest(f"the body has more than the {size} bytes that its values take")
         yield piece
-    if left:
-        raise InvalidRequest(f"the body has {size - left} of the {size} bytes that its values take")
+    if remaining_bytes:
+        raise InvalidRequest(
+            f"the body has {size - remaining_bytes} of the {size} bytes that its values take"
+        )
 
 
 async def _cast_pieces(
@@ -279,16 +281,16 @@ async def _cast_pieces(
 # -- answers -----------------------------------------------------------------------------------
 
 
-async def as_answer(found: V2Answer, answer_type: str) -> Converted:
+async def as_answer(answer: V2Answer, answer_type: str) -> Converted:
     """Return the only tensor of the answer as that type; NotAcceptable for what cannot be that."""
     codec = next(each for each in CODECS if each.is_answer and each.media_type == answer_type)
-    output, values = await _tensor(found)
+    output, values = await _tensor(answer)
     try:
         values = await codec.encode(output["datatype"], tuple(output["shape"]), values)
     except ValueError as error:
         name = str(output["name"])[:100]
-        why = f"output {name!r} cannot be {answer_type}: {error}"
-        raise NotAcceptable(f"{why}; {_ALWAYS}") from error
+        text = f"output {name!r} cannot be {answer_type}: {error}"
+        raise NotAcceptable(f"{text}; {_ALWAYS}") from error
     source = values.source
     front = values.front
     skip = values.skip
@@ -302,15 +304,15 @@ async def as_answer(found: V2Answer, answer_type: str) -> Converted:
     return Converted(headers, _prepend(front, source.pieces(skip)))
 
 
-async def _tensor(found: V2Answer) -> tuple[dict[str, Any], Values]:
+async def _tensor(answer: V2Answer) -> tuple[dict[str, Any], Values]:
     """Return the output's description, and its values."""
-    head_size = found.json_header_bytes
-    length = found.content_length
+    head_size = answer.json_header_bytes
+    length = answer.content_length
     if head_size is None and (length is None or length > MAX_TEXT_BYTES):
         why = f"an answer in JSON of more than {MAX_TEXT_BYTES} bytes is not converted"
         raise NotAcceptable(f"{why}; ask for it as binary data")
     is_short = length is not None and length <= _WHOLE_BYTES
-    source = Source(await found.read() if head_size is None or is_short else found.chunks())
+    source = Source(await answer.read() if head_size is None or is_short else answer.chunks())
     text = (await source.start(head_size or 0))[:head_size]
     try:
         rest, data = (
@@ -333,8 +335,8 @@ async def _tensor(found: V2Answer) -> tuple[dict[str, Any], Values]:
 def _refuse_but_one(outputs: int) -> None:
     """Raise NotAcceptable for an answer with several outputs, or none."""
     if outputs != 1:
-        why = f"the answer has {outputs} outputs, and only one can be converted"
-        raise NotAcceptable(f"{why}; {_ALWAYS}")
+        text = f"the answer has {outputs} outputs, and only one can be converted"
+        raise NotAcceptable(f"{text}; {_ALWAYS}")
 
 
 def _split_last_values(text: bytes) -> tuple[bytes, list[bytes] | None]:
@@ -347,9 +349,9 @@ def _split_last_values(text: bytes) -> tuple[bytes, list[bytes] | None]:
         return text, None
     at = 0
     pieces = []
-    while (found := _VALUES.match(more, at)) is not None:
-        at = found.end()
-        pieces.append(b"[" + found[0].removesuffix(b",") + b"]")
+    while (match := _VALUES.match(more, at)) is not None:
+        at = match.end()
+        pieces.append(b"[" + match[0].removesuffix(b",") + b"]")
     return front + mark + more[at:], pieces
 
 

@@ -243,8 +243,9 @@ class HandledInference:
         if not connection.is_whole:
             self.lease.on_unload(lambda: connection.refuse_body("the model is being unloaded"))
         length = request.content_length
-        is_encoded = "Content-Encoding" in request.headers
-        if length is None or length > _WHOLE_BYTES or (length and is_encoded):
+        is_large = length is None or length > _WHOLE_BYTES
+        is_encoded = "Content-Encoding" in request.headers and length != 0
+        if is_large or is_encoded:
             return self._iterate_held(limit, is_kept=is_kept)
         if not connection.is_whole:
             self.held.enter_context(request.hold_body())
@@ -399,8 +400,8 @@ async def iterate_generated(
     async for event in iterate_events(answer.chunks(), record):
         if event.startswith(_ERROR_EVENT):
             # a model's error may have bytes of any encoding
-            told = event.removeprefix(_EVENT_NAME).decode(errors="replace")
-            text = str(json.loads(told)["error"])
+            payload = event.removeprefix(_EVENT_NAME).decode(errors="replace")
+            text = str(json.loads(payload)["error"])
             raise faults.explain_grpc_inference(
                 "INTERNAL", text, name=record.name, model_id=record.id
             )

@@ -104,10 +104,12 @@ def list_call_headers(headers: Mapping[str, str], *, is_rewritten: bool) -> dict
     """Return the client's headers for a V2 call to Triton. Leave out Accept-Encoding if the answer
     `is_rewritten`: names in it are replaced, so it must not be compressed.
     """
-    found = passed_on(headers)
+    call_headers = passed_on(headers)
     if is_rewritten:
-        return {name: value for name, value in found.items() if name.lower() != "accept-encoding"}
-    return found
+        return {
+            name: value for name, value in call_headers.items() if name.lower() != "accept-encoding"
+        }
+    return call_headers
 
 
 def forwarded(headers: Mapping[str, str], names: Sequence[str] = FORWARDED) -> dict[str, str]:
@@ -197,8 +199,8 @@ def own_refusal(error: AdapterError | None, model_id: ModelId | None) -> Refusal
     status, code = lookup(HTTP, error) or (500, "InternalError")
     name = error.model_id or model_id
     # a third of what it takes to encode it as a dict
-    said = "null" if name is None else quoted(name)
-    body = f'{{"error": {quoted(str(error))}, "code": "{code}", "model_name": {said}}}'
+    shown_name = "null" if name is None else quoted(name)
+    body = f'{{"error": {quoted(str(error))}, "code": "{code}", "model_name": {shown_name}}}'
     if isinstance(error, AboutMemory):
         more = asdict(error.figures) | {"matched": error.matched}
         body = f"{body[:-1]}, {json.dumps(more)[1:]}"
@@ -223,7 +225,9 @@ def _list_error_headers(error: AdapterError) -> dict[str, str]:
 
 
 def encoded(body: str) -> bytes:
-    """JSON with a line break behind it: on a terminal the prompt starts on a line of its own."""
+    """Return a body of JSON as bytes, with a line break behind it: on a terminal the prompt then
+    starts on a line of its own.
+    """
     return f"{body}\n".encode()
 
 

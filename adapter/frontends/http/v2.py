@@ -76,16 +76,16 @@ class V2:
         """Answer Triton's empty 200 with the body that the protocol gives it."""
         headers = list_call_headers(request.headers, is_rewritten=False)
         call = V2Call("GET", request.match.below_v2(), headers, is_probe=True)
-        async with self._dataplane.forward(call, None) as found:
-            if found.status != HTTPStatus.OK:
-                return await _relay(found)
+        async with self._dataplane.forward(call, None) as answer:
+            if answer.status != HTTPStatus.OK:
+                return await _relay(answer)
         return answer_json({what: True})
 
     async def _metadata(self, request: Request) -> Answer:
         """Leave out the extensions that are not open here."""
         headers = list_call_headers(request.headers, is_rewritten=True)
-        async with self._dataplane.forward(V2Call("GET", "", headers), None) as found:
-            described = json.loads(await found.read())
+        async with self._dataplane.forward(V2Call("GET", "", headers), None) as answer:
+            described = json.loads(await answer.read())
         extensions = self._extensions.served(described["extensions"])
         return answer_json(described | {"extensions": extensions})
 
@@ -104,8 +104,8 @@ class V2:
                 path = f"/models/{record.name}{request.match.below_model()}"
             method = "POST" if is_post else "GET"
             call = V2Call(method, path, headers, body, is_restricted=True)
-            async with self._dataplane.forward(call, lease) as found:
-                return await _relay(found)
+            async with self._dataplane.forward(call, lease) as answer:
+                return await _relay(answer)
 
     # -- about one model --------------------------------------------------------------------
 
@@ -123,10 +123,10 @@ class V2:
         lease = await self._contract.wait_for_lease(model_of(request), request)
         lease.is_inference = False
         with lease as record:
-            async with self._dataplane.forward(_make_call(request, record), lease) as found:
+            async with self._dataplane.forward(_make_call(request, record), lease) as answer:
                 if not record.is_renamed:
-                    return await _relay(found)
-                return answer_json(rename(json.loads(await found.read()), record))
+                    return await _relay(answer)
+                return answer_json(rename(json.loads(await answer.read()), record))
 
     async def _ready(self, request: Request) -> Answer:
         """Answer at once, without waiting for a load."""
@@ -136,8 +136,8 @@ class V2:
         lease = self._models.lease(model_of(request))
         lease.is_inference = False
         with lease as record:
-            async with self._dataplane.forward(_make_call(request, record), lease) as found:
-                return await _relay(found)
+            async with self._dataplane.forward(_make_call(request, record), lease) as answer:
+                return await _relay(answer)
 
     async def _about_step(self, ensemble: ModelRecord, request: Request) -> Answer:
         """Answer about a step, which the config of its ensemble names as Triton does."""
@@ -146,14 +146,14 @@ class V2:
         lease = self._models.lease(ensemble.id)
         lease.is_inference = False
         with lease:
-            async with self._dataplane.forward(call, lease) as found:
-                return await _relay(found)
+            async with self._dataplane.forward(call, lease) as answer:
+                return await _relay(answer)
 
     async def _all_statistics(self, request: Request) -> Answer:
         """Answer about all models of Triton; one that is not ours keeps its name."""
         headers = list_call_headers(request.headers, is_rewritten=True)
-        async with self._dataplane.forward(V2Call("GET", "/models/stats", headers), None) as found:
-            listed = json.loads(await found.read())["model_stats"]
+        async with self._dataplane.forward(V2Call("GET", "/models/stats", headers), None) as answer:
+            listed = json.loads(await answer.read())["model_stats"]
         ids = {record.name: record.asked_for for record in self._models.registry.records()}
         named = [one | {"name": ids.get(one["name"], one["name"])} for one in listed]
         return answer_json({"model_stats": named})
@@ -176,14 +176,14 @@ class V2:
         """Answer a load of the model repository."""
         # held until the end, as the files stay in memory until they are in place
         with request.hold_body():
-            given = _get_parameters(await _read_object(request, self._max_body))
-            await self._repository.load(model_of(request), given, **request.ids())
+            parameters = _get_parameters(await _read_object(request, self._max_body))
+            await self._repository.load(model_of(request), parameters, **request.ids())
         return answer_json({})
 
     async def _unload(self, request: Request) -> Answer:
         """Answer an unload of the model repository."""
-        given = _get_parameters(await _read_object(request, CONTROL_BODY_BYTES))
-        await self._repository.unload(model_of(request), given, **request.ids())
+        parameters = _get_parameters(await _read_object(request, CONTROL_BODY_BYTES))
+        await self._repository.unload(model_of(request), parameters, **request.ids())
         return answer_json({})
 
 
@@ -196,10 +196,10 @@ async def _read_object(request: Request, limit: int) -> dict[str, Any]:
 
 def _get_parameters(body: dict[str, Any]) -> dict[str, Any]:
     """Return the parameters in a body of the model repository; none if there are none."""
-    found = body.get("parameters", {})
-    if not isinstance(found, dict):
+    parameters = body.get("parameters", {})
+    if not isinstance(parameters, dict):
         raise InvalidRequest("parameters must be a JSON object")
-    return found
+    return parameters
 
 
 def _make_call(request: Request, record: ModelRecord) -> V2Call:
@@ -209,9 +209,9 @@ def _make_call(request: Request, record: ModelRecord) -> V2Call:
     return V2Call("GET", path, headers)
 
 
-async def _relay(found: V2Answer) -> Answer:
+async def _relay(answer: V2Answer) -> Answer:
     """Return Triton's answer as it came."""
-    return Answer(await found.read(), passed_on(found.headers), found.status)
+    return Answer(await answer.read(), passed_on(answer.headers), answer.status)
 
 
 def _rename(described: dict[str, Any], record: ModelRecord) -> dict[str, Any]:
@@ -219,6 +219,6 @@ def _rename(described: dict[str, Any], record: ModelRecord) -> dict[str, Any]:
     return described | {"name": record.asked_for}
 
 
-def _rename_statistics(found: dict[str, Any], record: ModelRecord) -> dict[str, Any]:
+def _rename_statistics(statistics: dict[str, Any], record: ModelRecord) -> dict[str, Any]:
     """Return the statistics with the client's name of the model."""
-    return {"model_stats": [one | {"name": record.asked_for} for one in found["model_stats"]]}
+    return {"model_stats": [one | {"name": record.asked_for} for one in statistics["model_stats"]]}

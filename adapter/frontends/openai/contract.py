@@ -256,8 +256,8 @@ def _parse_call(field: str, request: Request, raw: bytes) -> tuple[Body, Sequenc
     the texts in a field of it; note the model that it names. Raises InvalidRequest.
     """
     refuse_compressed(request)
-    given = json_object(raw, "the body")
-    body = {name: value for name, value in given.items() if value is not None}
+    parsed_body = json_object(raw, "the body")
+    body = {name: value for name, value in parsed_body.items() if value is not None}
     name = body.get("model")
     if not isinstance(name, str):
         raise InvalidRequest("model must be a string")

@@ -66,9 +66,9 @@ def find_tensor(
     return named[0]
 
 
-def read_texts(given: object, field: str) -> list[str]:
+def read_texts(value: object, field: str) -> list[str]:
     """Return the texts in a field of a call. Raises InvalidRequest."""
-    texts: list[Any] = given if isinstance(given, list) else [given]
+    texts: list[Any] = value if isinstance(value, list) else [value]
     if not 0 < len(texts) <= _MAX_TEXTS:
         raise InvalidRequest(f"{field} has {len(texts)} texts; 1 to {_MAX_TEXTS} are accepted")
     for at, text in enumerate(texts):
@@ -116,10 +116,10 @@ def read_rows(model: TextModel, count: int, body: bytes, json_bytes: int | None)
     begin = json_bytes
     end = len(body)
     if begin is None:
-        found = body.find(_VALUES)
+        values_at = body.find(_VALUES)
         # an answer without numbers is JSON to its end
-        begin = end if found < 0 else found + len(_VALUES)
-        end = end if found < 0 else body.find(b"]", begin)
+        begin = end if values_at < 0 else values_at + len(_VALUES)
+        end = end if values_at < 0 else body.find(b"]", begin)
     width = _read_width(body[:begin] + body[end:], count, model.max_batch_size)
     values = body[begin:end]
     if json_bytes is None:
@@ -151,4 +151,4 @@ def _read_width(head: bytes, count: int, max_batch_size: int) -> int:
 def _split_numbers(values: bytes, width: int) -> list[bytes]:
     """Split numbers that JSON lists one after the other into rows, each with its brackets."""
     row = re.compile(rb"((?:[^,]+,){%d}[^,]+),?" % (width - 1))
-    return [b"[%b]" % found[1] for found in row.finditer(values)]
+    return [b"[%b]" % match[1] for match in row.finditer(values)]
