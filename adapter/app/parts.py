@@ -715,7 +715,7 @@ def build_control(
         triton=world.triton,
         server=world.server,
         changes=changes,
-        setting=settings.on_exit,
+        on_exit_setting=settings.on_exit,
     )
     turns = LoadTurns(
         blame=blame,

@@ -127,7 +127,7 @@ class LoadSlots:
         self.count = count
         self._step = step
         self._leases = leases
-        self._slots = FairSlots(count, self._is_left_out)
+        self._slots = FairSlots(count, self._is_exempt)
         self._holders: dict[ModelRecord, float] = {}  # since when each has a slot
 
     async def acquire(self, record: ModelRecord) -> None:
@@ -170,8 +170,10 @@ class LoadSlots:
     def _list_hanging(self) -> list[ModelRecord]:
         return [record for record in self._holders if self.hangs_since(record) is not None]
 
-    def _is_left_out(self, name: str) -> bool:
-        """Return whether the load hangs, and is one of the first ones that do."""
+    def _is_exempt(self, name: str) -> bool:
+        """Return whether a load keeps its slot and does not count: it hangs, and is one of the
+        first loads that do, as many as there are slots.
+        """
         return name in {record.name for record in self._list_hanging()[: self.count]}
 
 
@@ -233,7 +235,7 @@ class Loader:
         self, record: ModelRecord, terms: LoadTerms, log_fields: Mapping[str, str]
     ) -> None:
         """Load a model; return when it is READY. Raises the failure once it is undone."""
-        async with self._recorded(record, log_fields):
+        async with self._undo_on_failure(record, log_fields):
             self.registry.add(record)
             await self._prepare(record, self.eviction)
             await self._reserve(record, terms, self.eviction)
@@ -248,7 +250,7 @@ class Loader:
         Raises InsufficientMemory if they do not; `old` serves on, as after any other failure.
         """
         terms = LoadTerms()
-        async with self._recorded(record, log_fields):
+        async with self._undo_on_failure(record, log_fields):
             self.registry.add_beside(record)
             await self._prepare(record, None)
             record.undo.callback(self.turns.end, record)
@@ -281,7 +283,7 @@ class Loader:
         `old` keeps serving if the files are at fault, or if its memory would not suffice.
         """
         room = OldVersionFirst(old, self.unloader, self.eviction, unload_fields)
-        async with self._recorded(record, log_fields):
+        async with self._undo_on_failure(record, log_fields):
             await self._prepare(record, None)
             await self._reserve(record, terms, room)
             if old.state in LOADED:
@@ -628,11 +630,11 @@ class Loader:
     # -- undo -------------------------------------------------------------------------------
 
     @asynccontextmanager
-    async def _recorded(
+    async def _undo_on_failure(
         self, record: ModelRecord, log_fields: Mapping[str, str]
     ) -> AsyncIterator[None]:
-        """Run the load in the block under its time limit. Write its log lines, and undo the load
-        if it fails.
+        """Run the load in the block under its time limit, and undo it if it fails. Write its log
+        lines.
         """
         record.load_started_at = clock.wall()
         url = record.source.shown_url

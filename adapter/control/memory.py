@@ -485,7 +485,7 @@ class Memory:
         """Show in the record what the load waits for, and log each new reason."""
         record = waiter.record
         step = Step.TURN if decision.reason is Reason.TURN else Step.MEMORY
-        blockers = self._list_moving()
+        blockers = self._list_blockers()
         note_step(record, step, blockers)
         if waiter.reason is decision.reason:
             return
@@ -499,8 +499,8 @@ class Memory:
         }
         log.info("model.load_waits", extra=fields | self._list_figures(decision.need))
 
-    def _list_moving(self) -> tuple[ModelId, ...]:
-        """Return the models with a load or an unload that may change what is free."""
+    def _list_blockers(self) -> tuple[ModelId, ...]:
+        """Return the models whose load or unload is in progress: each may change what is free."""
         names = [*self.ledger.loads, *self.ledger.unloads]
         owners = [self.registry.owner_of(name) for name in names]
         return tuple(dict.fromkeys(owner.id for owner in owners if owner is not None))

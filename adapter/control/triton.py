@@ -85,7 +85,7 @@ class TritonStatus:
     triton: Triton
     server: Server | None
     changes: Changes
-    setting: OnExit | None  # None: reload, unless a ModelMesh loads its models again itself
+    on_exit_setting: OnExit | None  # None: reload, unless a ModelMesh loads its models again itself
     phase: Phase = Phase.STARTING
     has_mesh: bool = False
     is_restarting: bool = False  # the adapter has ended Triton
@@ -123,8 +123,8 @@ class TritonStatus:
     @property
     def on_restart(self) -> tuple[str, str]:
         """Return what happens to the models when Triton restarts, and the reason."""
-        if self.setting is not None:
-            return self.setting.value, "on_triton_restart says so"
+        if self.on_exit_setting is not None:
+            return self.on_exit_setting.value, "on_triton_restart says so"
         if self.has_mesh:
             return "forget", "a ModelMesh has called runtimeStatus"
         return "reload", "auto: no platform is known that would load them again"
@@ -517,7 +517,7 @@ class TritonWatcher:
             return
         if record.name in await self.triton.ready():
             return
-        may_be_on_purpose = self.status.setting is None and not self.status.is_restarting
+        may_be_on_purpose = self.status.on_exit_setting is None and not self.status.is_restarting
         on_exit = OnExit.FORGET if may_be_on_purpose else self.status.choose_on_exit(record)
         await self.unloader.remove_from_triton(record, is_dead=record.state is ModelState.DEAD)
         await self._close_undo(record)
@@ -630,7 +630,7 @@ class RequestFailures:
         if is_replaced or is_lost:
             return True
         is_reloaded_after_exit = self.status.choose_on_exit(record) is OnExit.RELOAD
-        is_sure = self.status.setting is not None or not self.status.is_up
+        is_sure = self.status.on_exit_setting is not None or not self.status.is_up
         return is_reloaded_after_exit and is_sure
 
     async def judge(self, record: ModelRecord, error: AdapterError) -> AdapterError:

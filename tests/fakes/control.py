@@ -94,7 +94,7 @@ class ControlOnFakes:
 
     def load_lost_again(self) -> None:
         """Have models that Triton loses loaded again."""
-        self.parts.status.setting = OnExit.RELOAD
+        self.parts.status.on_exit_setting = OnExit.RELOAD
 
     async def come_back(self) -> None:
         """Have Triton answer in another life, and wait until the registry matches what it has."""
