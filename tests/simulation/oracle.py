@@ -474,9 +474,9 @@ class Oracle(Rest):
 
     def _is_room_to_come(self, call: Call) -> bool:
         """Whether it was refused beside an unload that is under way, be it the undo of a load,
-        without a wait for that.
+        without a wait for that. A call may have joined a load that has waited.
         """
-        if self._world.reader.kind == "off" or self._now() - call.begun > 4.0:
+        if self._world.reader.kind == "off" or self._now() - self._load_begun(call) > 4.0:
             return False
         ended = self._at.get(("load cut", call.model_id), -1.0)
         refused = ended if ended >= call.begun else self._now()  # the load was undone since then
