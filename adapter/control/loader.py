@@ -709,7 +709,9 @@ class Loader:
             await self.unloader.undo_load(record, call, is_out_of_memory=is_out_of_memory)
             return
         if record.state is ModelState.LOADING:
-            self.at_work.break_off_load(record, clock.monotonic())
+            if is_exit(error) and error.delivered:
+                self.at_work.break_off_load(record, clock.monotonic())
+            self.at_work.end_load(record)
             # only the connection may have been lost: then Triton still has the model
             if not await self.unloader.remove_from_triton(record):
                 self.registry.apply(record, ModelEvent.LOAD_FAILED)

@@ -1682,6 +1682,25 @@ async def test_refused_connection_blames_no_model():
 
 
 @played
+async def test_refused_load_blames_no_model():
+    """Triton was away before the adapter saw that, and had nothing of the load."""
+    async with Stage({"a": Script(), "b": Script()}, is_embedded=False) as stage:
+        await stage.load(B)
+        await asyncio.sleep(100)
+
+        async def refuse(*_: object) -> None:
+            stage.triton.exit()
+            raise BackendUnavailable("connection refused", delivered=False)
+
+        load = stage.triton.load
+        stage.triton.load = refuse
+        await fails(stage.load(A), BackendUnavailable)
+        stage.triton.load = load
+        await asyncio.sleep(10)
+        assert not stage.models.blame.charges
+
+
+@played
 async def test_wanted_model_returns_from_a_platforms_load():
     """Calls of it wait, as of any model that a setting names."""
     async with Stage({"a": Script(load_seconds=5)}) as stage:
