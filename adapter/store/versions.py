@@ -67,21 +67,21 @@ class StoreVersions:
 
         A folder on a disk that hangs is waited for: each try would take one more thread for ever.
         """
-        checking = asyncio.ensure_future(self.store.check())
+        silence = asyncio.get_running_loop().call_later(_SILENT_SECONDS, self._report_silence)
         try:
-            await asyncio.wait({checking}, timeout=_SILENT_SECONDS)
-            if not checking.done():
-                reason = f"it has not answered within {_SILENT_SECONDS:g} s"
-                self._report(StoreUnavailable(failed(self.store.location, "", reason)))
-            await checking
+            await self.store.check()
         except AdapterError as error:
             self._report(error)
         else:
             self.unreachable_reason = None
         finally:
-            checking.cancel()
-            del checking  # its error refers to this frame
+            silence.cancel()
         self.is_checked = True
+
+    def _report_silence(self) -> None:
+        """Note that the store does not answer a check, which continues."""
+        reason = f"it has not answered within {_SILENT_SECONDS:g} s"
+        self._report(StoreUnavailable(failed(self.store.location, "", reason)))
 
     def _report(self, error: AdapterError) -> None:
         """Note that the store cannot be used, and log why unless that was noted before."""
