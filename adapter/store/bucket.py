@@ -31,10 +31,10 @@ from adapter.store.ports import (
     NoListing,
     NoParts,
     StoredFile,
-    code_in,
-    failed,
-    reason_in,
-    status_in,
+    describe_failure,
+    find_code,
+    find_reason,
+    find_status,
 )
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ class RemoteStore:
     async def stat(self, path: str) -> StoredFile | None:
         """Return the object of exactly this key, as Store says."""
         try:
-            return _file(await obstore.head_async(self._objects, path))
+            return _make_file(await obstore.head_async(self._objects, path))
         except FileNotFoundError:
             return None
         except Exception as error:
@@ -83,38 +83,40 @@ class RemoteStore:
         body.
         """
         try:
-            return _file((await obstore.get_async(self._objects, path)).meta)
+            return _make_file((await obstore.get_async(self._objects, path)).meta)
         except FileNotFoundError:
             return None
         except Exception as error:
             raise self._make_error(error, path) from error
 
-    async def below(self, path: str, limit: int) -> list[StoredFile]:
+    async def list_below(self, path: str, limit: int) -> list[StoredFile]:
         """Return the objects below the folder, as Store says; none for a web server, which cannot
         list.
         """
-        found: list[StoredFile] = []
+        files: list[StoredFile] = []
         if self.location.kind is StoreKind.HTTP:
-            return found
+            return files
         try:
             async for some in obstore.list(
                 self._objects, path, chunk_size=min(limit, LISTED_AT_ONCE)
             ):
-                found += (replace(_file(m), is_exact=False, is_listed=True) for m in some)
-                if len(found) >= limit:
+                files += (replace(_make_file(m), is_exact=False, is_listed=True) for m in some)
+                if len(files) >= limit:
                     break
         except Exception as error:
             raise self._make_error(error, path) from error
-        return found[:limit]
+        return files[:limit]
 
     async def list_after(self, path: str) -> AsyncGenerator[Sequence[StoredFile], None]:
         """Yield all objects whose keys follow `path`, as Store says."""
         if self.location.kind is StoreKind.HTTP:
-            raise NoListing(failed(self.location, "", "a web server cannot list its files"))
+            raise NoListing(
+                describe_failure(self.location, "", "a web server cannot list its files")
+            )
         try:
             pages = obstore.list(self._objects, offset=path or None, chunk_size=LISTED_AT_ONCE)
             async for page in pages:
-                yield [_file(meta) for meta in page]
+                yield [_make_file(meta) for meta in page]
         except Exception as error:
             raise self._make_error(error, "") from error
 
@@ -130,7 +132,7 @@ class RemoteStore:
         try:
             result = await obstore.get_async(self._objects, file.path, options=options)
             try:
-                _refuse_another(_file(result.meta), file)
+                _refuse_other_version(_make_file(result.meta), file)
                 async for chunk in result.stream(min_chunk_size=_CHUNK_BYTES):
                     yield chunk
             finally:
@@ -151,7 +153,7 @@ class RemoteStore:
             await self.stat("")
         else:
             with suppress(InvalidArtifact):
-                await self.below("", 1)
+                await self.list_below("", 1)
 
     def _make_error(self, error: Exception, path: str) -> AdapterError:
         """Return the error for what obstore has raised.
@@ -163,30 +165,34 @@ class RemoteStore:
         if isinstance(error, InvalidPathError):
             named = _ODD_KEY.search(text)
             reason = f"an object there{named[1] if named else ''} has a key that cannot be a path"
-            return InvalidArtifact(failed(self.location, path, f"{reason}; rename or delete it"))
+            return InvalidArtifact(
+                describe_failure(self.location, path, f"{reason}; rename or delete it")
+            )
         if isinstance(error, ValueError):
-            return InvalidRequest(failed(self.location, path, "no object can have this key"))
-        status = status_in(text)
-        if code_in(text) == _ARCHIVED:
+            return InvalidRequest(
+                describe_failure(self.location, path, "no object can have this key")
+            )
+        status = find_status(text)
+        if find_code(text) == _ARCHIVED:
             reason = f"the object is archived: restore it, or copy it to another class: {status}"
-            return InvalidArtifact(failed(self.location, path, reason))
-        if (denial := _denial(error)) is not None:
-            return StoreDenied(failed(self.location, path, denial))
+            return InvalidArtifact(describe_failure(self.location, path, reason))
+        if (denial := _find_denial(error)) is not None:
+            return StoreDenied(describe_failure(self.location, path, denial))
         kind = NoParts if _NO_PARTS.search(text) else StoreUnavailable
-        return kind(failed(self.location, path, reason_in(text)))
+        return kind(describe_failure(self.location, path, find_reason(text)))
 
 
 def _is_unexplained(error: Exception) -> bool:
     """Return whether a refusal came without the body that says why."""
     text = str(error)
-    return _REFUSED.search(status_in(text)) is not None and not code_in(text)
+    return _REFUSED.search(find_status(text)) is not None and not find_code(text)
 
 
-def _denial(error: Exception) -> str | None:
+def _find_denial(error: Exception) -> str | None:
     """Return why the store refuses access; None for any other failure."""
     text = str(error)
-    status = status_in(text)
-    code = code_in(text)
+    status = find_status(text)
+    code = find_code(text)
     if code in _BAD_TOKENS:
         return f"{_BAD_TOKENS[code]}: {status}"
     is_denied = isinstance(error, PermissionDeniedError | UnauthenticatedError)
@@ -203,14 +209,14 @@ def _denial(error: Exception) -> str | None:
     )
 
 
-def _refuse_another(found: StoredFile, wanted: StoredFile) -> None:
-    if found.size_bytes != wanted.size_bytes:
+def _refuse_other_version(present: StoredFile, wanted: StoredFile) -> None:
+    if present.size_bytes != wanted.size_bytes:
         raise Changed
-    if found.etag != wanted.etag and not wanted.is_listed:
+    if present.etag != wanted.etag and not wanted.is_listed:
         raise Changed
 
 
-def _file(meta: "ObjectMeta") -> StoredFile:
+def _make_file(meta: "ObjectMeta") -> StoredFile:
     """Describe the object. Without an ETag, size and time stand for the version."""
     etag = meta["e_tag"]
     size = meta["size"]

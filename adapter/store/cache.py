@@ -37,7 +37,14 @@ from adapter.store.disk import BeginsAgain, Disk, Need, Reservation, make_disk_e
 from adapter.store.download import MAX_CONNECTIONS
 from adapter.store.fetch import Fetch
 from adapter.store.listing import StorePackages
-from adapter.store.ports import Changed, DiskEvictor, Store, Unfinished, failed, failed_at
+from adapter.store.ports import (
+    Changed,
+    DiskEvictor,
+    Store,
+    Unfinished,
+    describe_failure,
+    describe_place,
+)
 from adapter.store.refusals import MAX_REMEMBERED, OF_VERSIONS, Question, Refusals
 from adapter.store.versions import SUFFIXES, StoreVersions, Version
 
@@ -129,7 +136,7 @@ class ArtifactCache:
 
     def disk(self) -> DiskUse:
         """Return how full the cache is."""
-        return self._disk.use()
+        return self._disk.measure_use()
 
     def unused(self) -> tuple[int, int]:
         """Return how many artifacts on disk are not pinned, and their bytes."""
@@ -144,11 +151,11 @@ class ArtifactCache:
         Raises InvalidSettings if the folder cannot be used, or is in use by another process.
         """
         await self._disk.adopt(await CACHE.run(self._folder.open))
-        self._note_full(None)
+        self._report_fullness(None)
         for check in (self.check, *(each.check_again for each in self._versions.values())):
             work = background.forever(check, seconds=check_seconds)
             self._checks.append(background.begin("stores", work))
-        use = self._disk.use()
+        use = self._disk.measure_use()
         log.info(
             "artifact.cache_opened",
             extra={
@@ -177,14 +184,16 @@ class ArtifactCache:
         full_reason = self._disk.full_reason
         with suppress(OSError):
             await self._disk.refresh()
-            self._note_full(full_reason)
+            self._report_fullness(full_reason)
 
-    def _note_full(self, known: str | None) -> None:
-        """Report that the disk is full, or has room again, where `known` was so before."""
+    def _report_fullness(self, earlier_reason: str | None) -> None:
+        """Report that the disk has become full, or has room again, since `full_reason` was
+        `earlier_reason`.
+        """
         reason = self._disk.full_reason
-        if reason is not None and known is None:
+        if reason is not None and earlier_reason is None:
             log.warning("artifact.disk_full", extra={"folder": str(self.root), "reason": reason})
-        if reason is None and known is not None:
+        if reason is None and earlier_reason is not None:
             self._on_room()
 
     # -- what control asks ------------------------------------------------------------------
@@ -206,7 +215,7 @@ class ArtifactCache:
         """
         async with self._locks.setdefault(self._place(key), asyncio.Lock()):
             try:
-                version = await self._ask_soon(key)
+                version = await self._ask_with_patience(key)
             except StoreUnavailable as error:
                 cached = await self._pin(key, self._disk.find_current(*self._place(key)))
                 if cached is None:
@@ -320,7 +329,9 @@ class ArtifactCache:
             raise
         except TimeoutError:
             reason = f"it did not answer within {limit_seconds:g} s"
-            raise StoreUnavailable(failed(versions.store.location, key.path, reason)) from None
+            raise StoreUnavailable(
+                describe_failure(versions.store.location, key.path, reason)
+            ) from None
 
     async def _ask_current(self, key: ArtifactKey, limit_seconds: float | None = None) -> Version:
         """Return what the store has, and note on disk that this version is the current one. To be
@@ -330,7 +341,7 @@ class ArtifactCache:
         await self._mark_current(key, version.etag)
         return version
 
-    async def _ask_soon(self, key: ArtifactKey) -> Version:
+    async def _ask_with_patience(self, key: ArtifactKey) -> Version:
         """Return the store's current version. Give up after 1 s if the store could not be used
         when it was last asked and there is a copy on disk to serve.
         """
@@ -391,7 +402,7 @@ class ArtifactCache:
             fields: dict[str, object] = {"key": str(key), "store": str(store.location)}
             log.info("artifact.fetch_begun", extra={**fields, "bytes": version.size_bytes})
             try:
-                what = failed_at(store.location, key.path)
+                what = describe_place(store.location, key.path)
                 with self._disk.reservation(what, evictor) as reservation:
                     cached = await self._fetch_whole(key, version, reservation, progress)
             except AdapterError as error:
@@ -548,4 +559,4 @@ def _make_unstable(store: Store, known: Version, version: Version) -> StoreUnava
     reason = f"it changed {_MAX_CHANGES} times while it was fetched"
     if known == version:
         reason = f"the store says it has {version.size_bytes} bytes, and does not send them"
-    return StoreUnavailable(failed(store.location, version.path, reason))
+    return StoreUnavailable(describe_failure(store.location, version.path, reason))

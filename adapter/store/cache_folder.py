@@ -238,8 +238,8 @@ class CacheFolder:
             self._take_lock()
         except InvalidSettings as error:
             self.lost_reason = str(error)
-            why = "the disk cache is in use by another triton-adapter"  # callers see no paths
-            raise BackendUnavailable(why, delivered=False) from error
+            text = "the disk cache is in use by another triton-adapter"  # callers see no paths
+            raise BackendUnavailable(text, delivered=False) from error
         self.lost_reason = None
 
     def _is_locked(self) -> bool:
@@ -268,11 +268,11 @@ class CacheFolder:
         except BlockingIOError as error:
             owner = os.pread(self._lock, 20, 0).decode(errors="replace").strip()
             self._unlock()
-            said = (
+            text = (
                 f"cache_dir: {self.path} is in use by another triton-adapter (process {owner}):"
                 " set another with --cache-dir or ADAPTER_CACHE_DIR; see docs/stores.md#the-disk"
             )
-            raise InvalidSettings([said]) from error
+            raise InvalidSettings([text]) from error
         os.ftruncate(self._lock, 0)
         os.pwrite(self._lock, f"{os.getpid()}\n".encode(), 0)
 
@@ -291,10 +291,10 @@ class CacheFolder:
     def _read_artifacts(self) -> Iterator[Cached]:
         """Yield the complete artifacts in the folder, and remove the others."""
         for folder in sorted(self._artifacts.iterdir()):
-            if (found := _read(folder)) is None:
+            if (cached := _read(folder)) is None:
                 self.remove(folder.name)
             else:
-                yield found
+                yield cached
 
 
 def _read(folder: Path) -> Cached | None:

@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 
 from adapter.settings.locations import StoreKind, StoreLocation
-from adapter.store.ports import StoredFile, Unfinished, failed
+from adapter.store.ports import StoredFile, Unfinished, describe_failure
 
 _MD5 = re.compile(r'"?([0-9a-f]{32})"?')
 _MAX_REMEMBERED = 10_000
@@ -35,11 +35,11 @@ class Checksums:
         """
         if not wrong:
             return
-        if all(self._seen.pop(key, None) == found for key, found in wrong.items()):
+        if all(self._seen.pop(key, None) == md5 for key, md5 in wrong.items()):
             self._has_sums = False
             return
         if len(self._seen) > _MAX_REMEMBERED:
             self._seen.clear()
         self._seen.update(wrong)
         reason = "the store sent other bytes than its ETag says"
-        raise Unfinished(failed(self._location, min(wrong), reason))
+        raise Unfinished(describe_failure(self._location, min(wrong), reason))

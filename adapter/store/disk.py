@@ -187,7 +187,7 @@ class Disk:
         sizes = [cached.note.size_bytes for cached in self._cached.values() if not cached.pins]
         return len(sizes), sum(sizes)
 
-    def use(self) -> DiskUse:
+    def measure_use(self) -> DiskUse:
         """Return how full the cache is."""
         size_bytes = sum(cached.note.size_bytes for cached in self._cached.values())
         free_bytes = min(self.limit_bytes - self.used_bytes, self._spare_bytes())
@@ -200,9 +200,9 @@ class Disk:
             self._folder.undeleted_bytes,
         )
 
-    async def adopt(self, found: list[Cached]) -> None:
+    async def adopt(self, artifacts: list[Cached]) -> None:
         """Take over the artifacts of an earlier run; evict those that are beyond the limit."""
-        for cached in sorted(found, key=lambda each: each.last_used):
+        for cached in sorted(artifacts, key=lambda each: each.last_used):
             self._index(cached)
         await self.refresh()
         await self._grow_by_evicting(Reservation(self, ""), 0, 0)

@@ -13,7 +13,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 
 from adapter.errors import StoreUnavailable
-from adapter.store.ports import NoParts, Store, StoredFile, Unfinished, failed
+from adapter.store.ports import NoParts, Store, StoredFile, Unfinished, describe_failure
 
 # Requests without a byte of new content, one after the other, before a download is given up. Each
 # was tried several times by obstore.
@@ -92,7 +92,7 @@ class Download:
                         await self._connections.acquire()
                     start = starts.popleft()
                     end = min(start + part_bytes, size_bytes)
-                    parts.append(self._begin(_Part(start, end, is_extra=bool(parts))))
+                    parts.append(self._start_part(_Part(start, end, is_extra=bool(parts))))
                 while (chunk := await parts[0].chunks.get()) is not None:
                     if isinstance(chunk, Exception):
                         try:
@@ -113,7 +113,7 @@ class Download:
         can_add = count < _MAX_PARTS_AT_ONCE and not self._is_slowed
         return can_add and not self._connections.locked()
 
-    def _begin(self, part: _Part) -> _Part:
+    def _start_part(self, part: _Part) -> _Part:
         part.task = asyncio.create_task(self._download(part))
         if part.is_extra:
             part.task.add_done_callback(lambda _: self._connections.release())
@@ -139,16 +139,16 @@ class Download:
             position += received
             idle_tries = 0 if received else idle_tries + 1
             if position > part.end:
-                raise self._wrong_length(position)
+                raise self._make_length_error(position)
             if position == part.end:
                 return
             self._is_slowed = True
             if isinstance(error, NoParts) and part.is_one_of_many(self._file):
                 raise error
             if not self._file.is_exact:
-                raise Unfinished(str(error or self._wrong_length(position)))
+                raise Unfinished(str(error or self._make_length_error(position)))
             if idle_tries == _MAX_IDLE_TRIES:
-                raise StoreUnavailable(str(error or self._wrong_length(position)))
+                raise StoreUnavailable(str(error or self._make_length_error(position)))
 
     async def _request(self, part: _Part, position: int) -> tuple[int, StoreUnavailable | None]:
         """Queue what one request brings. Return the bytes that came, and why no more did."""
@@ -164,9 +164,9 @@ class Download:
             return received, error
         return received, None
 
-    def _wrong_length(self, position: int) -> StoreUnavailable:
+    def _make_length_error(self, position: int) -> StoreUnavailable:
         """Return the error for content that ended, or went on, at `position`."""
         size_bytes = self._file.size_bytes
         sent = "more than" if position > size_bytes else f"{position} of"
         reason = f"the store sent {sent} {size_bytes} bytes"
-        return StoreUnavailable(failed(self._store.location, self._file.path, reason))
+        return StoreUnavailable(describe_failure(self._store.location, self._file.path, reason))

@@ -21,7 +21,7 @@ from adapter.runtime.threads import CACHE, FETCHED, PIPES
 from adapter.store.checksums import Checksums
 from adapter.store.disk import Reservation
 from adapter.store.download import Download
-from adapter.store.ports import Changed, Store, StoredFile, failed
+from adapter.store.ports import Changed, Store, StoredFile, describe_failure
 from adapter.store.versions import Version
 
 _FILES_AT_ONCE = 8
@@ -182,7 +182,7 @@ class Fetch:
         await self._reservation.write(0, inodes=1)
         await CACHE.run_to_end(_make_folder, target.parent)
         try:
-            exact = await self._exact(file)
+            exact = await self._find_exact(file)
             async with aclosing(self._download(exact)) as chunks:
                 await self._write_chunks(exact, target, b"", chunks)
         except Changed:
@@ -191,7 +191,7 @@ class Fetch:
             await CACHE.run_to_end(target.unlink)
             await CACHE.run_to_end(target.mkdir)
 
-    async def _exact(self, file: StoredFile) -> StoredFile:
+    async def _find_exact(self, file: StoredFile) -> StoredFile:
         """Ask the store for a large file that was only listed, as its download goes on by the exact
         ETag; return other files as they are.
 
@@ -199,14 +199,14 @@ class Fetch:
         """
         if not file.is_listed or file.size_bytes < _LARGE_BYTES:
             return file
-        found = await self._store.stat(file.path)
-        if found is None or found.size_bytes != file.size_bytes:
+        exact = await self._store.stat(file.path)
+        if exact is None or exact.size_bytes != file.size_bytes:
             raise Changed
-        return found
+        return exact
 
     def _refuse_too_much(self) -> None:
         if len(self._version.files) > MAX_ENTRIES:
-            raise self._invalid(f"it holds more than {MAX_ENTRIES} objects")
+            raise self._make_invalid(f"it holds more than {MAX_ENTRIES} objects")
 
     def _refuse_names(self) -> None:
         for file in self._version.files:
@@ -215,13 +215,13 @@ class Fetch:
                 part in {".", ".."} or "\0" in part or len(os.fsencode(part)) > _MAX_NAME_BYTES
                 for part in (*parts, self._name)
             ):
-                raise self._invalid(
+                raise self._make_invalid(
                     f"{file.path[:1024]!r} cannot be the path of a file: a part is '.', '..' or"
                     f" over {_MAX_NAME_BYTES} bytes, or there are more than {MAX_DEPTH} parts"
                 )
 
-    def _invalid(self, reason: str) -> InvalidArtifact:
-        return InvalidArtifact(failed(self._store.location, self._version.path, reason))
+    def _make_invalid(self, reason: str) -> InvalidArtifact:
+        return InvalidArtifact(describe_failure(self._store.location, self._version.path, reason))
 
     # -- an archive -------------------------------------------------------------------------
 

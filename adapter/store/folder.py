@@ -20,7 +20,7 @@ from adapter.packages.roots import Inside
 from adapter.packages.unpack import MAX_TIME
 from adapter.runtime.threads import LOOKUPS, WALKS
 from adapter.settings.locations import StoreLocation
-from adapter.store.ports import LISTED_AT_ONCE, Changed, StoredFile, failed
+from adapter.store.ports import LISTED_AT_ONCE, Changed, StoredFile, describe_failure
 
 _CHUNK_BYTES = 2**21
 _ABSENT = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG})
@@ -39,12 +39,12 @@ class FolderStore:
 
     async def stat(self, path: str) -> StoredFile | None:
         """Return the file of exactly this path, as Store says."""
-        return await LOOKUPS.run(self._asked, path, self._stat)
+        return await LOOKUPS.run(self._apply, path, self._describe_file)
 
-    async def below(self, path: str, limit: int) -> list[StoredFile]:
+    async def list_below(self, path: str, limit: int) -> list[StoredFile]:
         """Return the files below a folder, as Store says."""
-        found = await WALKS.run(self._asked, path, lambda each: self._below(each, limit))
-        return found or []
+        files = await WALKS.run(self._apply, path, lambda each: self._list_below(each, limit))
+        return files or []
 
     async def list_after(self, path: str) -> AsyncGenerator[Sequence[StoredFile], None]:
         """Yield all files whose paths follow `path`, as Store says."""
@@ -53,7 +53,7 @@ class FolderStore:
         def take(_: str) -> list[StoredFile]:
             return list(islice(files, LISTED_AT_ONCE))
 
-        while page := await WALKS.run(self._asked, "", take):
+        while page := await WALKS.run(self._apply, "", take):
             yield page
 
     def _walk_after(self, after: str) -> Iterator[StoredFile]:
@@ -66,16 +66,16 @@ class FolderStore:
         while waiting:
             path, parents = waiting.pop()
             try:
-                with self._inside.open_entry(self._place(path.rstrip("/"))) as found:
-                    if not found.is_folder:
-                        file = _file(path, found.status)
-                    elif found.real in parents:
+                with self._inside.open_entry(self._find_place(path.rstrip("/"))) as entry:
+                    if not entry.is_folder:
+                        file = _make_file(path, entry.status)
+                    elif entry.real in parents:
                         continue
                     else:
                         file = None
-                        with os.scandir(found.by_descriptor) as entries:
+                        with os.scandir(entry.by_descriptor) as entries:
                             names = [each.name + "/" * each.is_dir() for each in entries]
-                        parents = (*parents, found.real)
+                        parents = (*parents, entry.real)
             except (OSError, InvalidModel):
                 if path:
                     continue
@@ -94,7 +94,7 @@ class FolderStore:
 
     async def read(self, file: StoredFile, offset: int, end: int) -> AsyncGenerator[bytes, None]:
         """Yield the content from `offset` to before `end`, as Store says."""
-        opening = asyncio.ensure_future(LOOKUPS.run(self._asked, file.path, self._open))
+        opening = asyncio.ensure_future(LOOKUPS.run(self._apply, file.path, self._open_file))
         try:
             descriptor = await asyncio.shield(opening)
         except asyncio.CancelledError:
@@ -105,7 +105,7 @@ class FolderStore:
         try:
             if _version(os.fstat(descriptor)) != file.etag:
                 raise Changed
-            while chunk := await WALKS.run(self._chunk, file.path, descriptor, offset, end):
+            while chunk := await WALKS.run(self._read_chunk, file.path, descriptor, offset, end):
                 offset += len(chunk)
                 yield chunk
             # somebody may have written to the file meanwhile
@@ -118,64 +118,70 @@ class FolderStore:
         """Raise an error if the folder cannot be read."""
         await self.stat("")
 
-    def _asked(self, path: str, act: Callable[[str], T]) -> T | None:
-        """Return what `act` finds at the path; None if nothing is there."""
+    def _apply(self, path: str, act: Callable[[str], T]) -> T | None:
+        """Return what `act` returns for the path; None if nothing is there. Word its errors for
+        callers.
+        """
         try:
             return act(path)
         except OSError as error:
-            raise_as = self._error(error, path)
-            if raise_as is None:
+            worded = self._make_error(error, path)
+            if worded is None:
                 return None
-            raise raise_as from error
+            raise worded from error
         except InvalidModel as error:
             reason = str(error).replace(f"the model roots{ROOTS_SETTING}", "the store")
             reason = reason.replace(f"{self._root}/", "")  # callers see no path of this machine
-            raise InvalidRequest(failed(self.location, path, reason)) from error
+            raise InvalidRequest(describe_failure(self.location, path, reason)) from error
 
-    def _stat(self, path: str) -> StoredFile | None:
-        with self._inside.open_entry(self._place(path)) as found:
-            return None if found.is_folder else _file(path, found.status)
+    def _describe_file(self, path: str) -> StoredFile | None:
+        with self._inside.open_entry(self._find_place(path)) as entry:
+            return None if entry.is_folder else _make_file(path, entry.status)
 
-    def _below(self, path: str, limit: int) -> list[StoredFile]:
+    def _list_below(self, path: str, limit: int) -> list[StoredFile]:
         """Return the files below a path, at most `limit`. Called in a thread."""
-        found: list[StoredFile] = []
-        for name, entry in self._inside.tree(self._place(path)):
+        files: list[StoredFile] = []
+        for name, entry in self._inside.tree(self._find_place(path)):
             if not entry.is_folder:
-                found.append(_file(f"{path}/{name}" if name else path, entry.status))
-            if len(found) == limit:
+                files.append(_make_file(f"{path}/{name}" if name else path, entry.status))
+            if len(files) == limit:
                 break
-        return found
+        return files
 
-    def _open(self, path: str) -> int:
-        with self._inside.open_entry(self._place(path)) as found:
-            if found.is_folder:
+    def _open_file(self, path: str) -> int:
+        with self._inside.open_entry(self._find_place(path)) as entry:
+            if entry.is_folder:
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
-            return os.open(found.by_descriptor, os.O_RDONLY | os.O_CLOEXEC)
+            return os.open(entry.by_descriptor, os.O_RDONLY | os.O_CLOEXEC)
 
-    def _chunk(self, path: str, descriptor: int, offset: int, end: int) -> bytes:
+    def _read_chunk(self, path: str, descriptor: int, offset: int, end: int) -> bytes:
         try:
             return os.pread(descriptor, min(_CHUNK_BYTES, end - offset), offset)
         except OSError as error:
-            raise StoreUnavailable(failed(self.location, path, _describe_error(error))) from error
+            raise StoreUnavailable(
+                describe_failure(self.location, path, _describe_error(error))
+            ) from error
 
-    def _place(self, path: str) -> str:
+    def _find_place(self, path: str) -> str:
         # no Path: Python 3.12 keeps the parts of each one that was ever made
         return os.path.join(self._root, path)  # noqa: PTH118
 
-    def _error(self, error: OSError, path: str) -> AdapterError | None:
-        """Return the error to raise; None for a path that is certainly absent, as the folder
-        exists.
+    def _make_error(self, error: OSError, path: str) -> AdapterError | None:
+        """Return the error for callers. Return None where nothing is at the path for certain: the
+        store's own folder is there.
         """
         if error.errno in _ABSENT:
             with suppress(OSError):
-                if os.path.isdir(self._root):  # noqa: PTH112 - as in `_place`
+                if os.path.isdir(self._root):  # noqa: PTH112 - as in `_find_place`
                     return None
-            return StoreUnavailable(failed(self.location, path, "the folder is not there"))
+            return StoreUnavailable(
+                describe_failure(self.location, path, "the folder is not there")
+            )
         if error.errno == errno.ELOOP:
-            return InvalidRequest(failed(self.location, path, _describe_error(error)))
+            return InvalidRequest(describe_failure(self.location, path, _describe_error(error)))
         if error.errno in _DENIED:
-            return StoreDenied(failed(self.location, path, _describe_error(error)))
-        return StoreUnavailable(failed(self.location, path, _describe_error(error)))
+            return StoreDenied(describe_failure(self.location, path, _describe_error(error)))
+        return StoreUnavailable(describe_failure(self.location, path, _describe_error(error)))
 
 
 def _close_opened(opening: asyncio.Future[int | None]) -> None:
@@ -187,7 +193,7 @@ def _close_opened(opening: asyncio.Future[int | None]) -> None:
         os.close(descriptor)
 
 
-def _file(path: str, status: os.stat_result) -> StoredFile:
+def _make_file(path: str, status: os.stat_result) -> StoredFile:
     """Describe a file. A time that no calendar here has, such as the year 11476, becomes 1970."""
     modified = status.st_mtime if status.st_mtime < MAX_TIME else 0.0
     return StoredFile(path, status.st_size, _version(status), modified)

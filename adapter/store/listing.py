@@ -278,17 +278,17 @@ class _Reader:
 
         A folder that was not read to its end (`is_whole` is false) has no size and no time.
         """
-        found = self._current
+        package = self._current
         self._current = None
-        if found is None or not self.pattern.matches(found.path):
+        if package is None or not self.pattern.matches(package.path):
             return
-        has_all = is_whole or not found.is_folder
+        has_all = is_whole or not package.is_folder
         self._packages.append(
             StorePackage(
-                replace(self._base, path=found.path),
-                found.size_bytes if has_all else None,
-                found.etag,
-                found.modified if has_all else None,
+                replace(self._base, path=package.path),
+                package.size_bytes if has_all else None,
+                package.etag,
+                package.modified if has_all else None,
                 None,
             )
         )

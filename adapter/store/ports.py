@@ -82,7 +82,7 @@ class Store(Protocol):
     async def stat(self, path: str) -> StoredFile | None:
         """Return the object of exactly this key; None only if there surely is none."""
 
-    async def below(self, path: str, limit: int) -> list[StoredFile]:
+    async def list_below(self, path: str, limit: int) -> list[StoredFile]:
         """Return the objects below the folder, at most `limit`, in no order; there may be none."""
 
     def list_after(self, path: str) -> AsyncGenerator[Sequence[StoredFile], None]:
@@ -118,33 +118,35 @@ class DiskEvictor(Protocol):
         """Return the bytes on disk of loaded models that are never unloaded for others."""
 
 
-def failed(location: StoreLocation, path: str, reason: str) -> str:
-    """Word a failure as SageMaker does."""
-    return f"{failed_at(location, path)}: {reason}"
+def describe_failure(location: StoreLocation, path: str, reason: str) -> str:
+    """Return the text of a failure, in SageMaker's words."""
+    return f"{describe_place(location, path)}: {reason}"
 
 
-def failed_at(location: StoreLocation, path: str) -> str:
-    """Return the words before the reason. Without a path it is the whole store that was checked."""
+def describe_place(location: StoreLocation, path: str) -> str:
+    """Return what failed, and where: the words before the reason. Without a path that is the check
+    of the whole store.
+    """
     act = "download model data" if path else "look into the store"
     return f"Failed to {act} ({location.place(path)})"
 
 
-def status_in(text: str) -> str:
+def find_status(text: str) -> str:
     """Return the HTTP status in a text of obstore, with S3's own code for it."""
     status = _STATUS.search(text)
-    words = [status[1].strip() if status else "", code_in(text)]
+    words = [status[1].strip() if status else "", find_code(text)]
     return ", ".join(filter(None, words))
 
 
-def code_in(text: str) -> str:
+def find_code(text: str) -> str:
     """Return S3's own code in a text of obstore; empty where the answer had none."""
     code = _CODE.search(text)
     return code[1] if code else ""
 
 
-def reason_in(text: str) -> str:
+def find_reason(text: str) -> str:
     """Return why a request failed, by a text of obstore."""
-    status = status_in(text)
+    status = find_status(text)
     if status and not any(server in text for server in _METADATA_SERVERS):
         return f"the store answered {status}"
     known = next((reason for phrase, reason in _REASONS if phrase in text), None)

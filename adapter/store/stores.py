@@ -46,13 +46,13 @@ def open_store(name: str, location: StoreLocation, timeout_seconds: float) -> St
     from adapter.store.bucket import RemoteStore  # noqa: PLC0415 - obstore is an extra
 
     try:
-        return RemoteStore(location, _objects(location, timeout_seconds))
+        return RemoteStore(location, _make_object_store(location, timeout_seconds))
     except Exception as error:
-        said = type(error).__name__  # its text may have a secret in it
-        raise InvalidSettings([f"{name}: {location} cannot be used: {said}"]) from error
+        kind = type(error).__name__  # the error's text may have a secret in it
+        raise InvalidSettings([f"{name}: {location} cannot be used: {kind}"]) from error
 
 
-def _objects(location: StoreLocation, timeout_seconds: float) -> "ObjectStore":
+def _make_object_store(location: StoreLocation, timeout_seconds: float) -> "ObjectStore":
     from obstore.store import AzureStore, GCSStore, HTTPStore, S3Store  # noqa: PLC0415
 
     timeout = timedelta(seconds=timeout_seconds)
@@ -70,7 +70,7 @@ def _objects(location: StoreLocation, timeout_seconds: float) -> "ObjectStore":
     if location.kind is StoreKind.AZURE:
         return AzureStore(location.base, **prefix, **options)
     if location.kind is StoreKind.GCS:
-        return GCSStore(location.base, **_google(), **prefix, **options)
+        return GCSStore(location.base, **_read_google_options(), **prefix, **options)
     return S3Store(location.base, **_read_amazon_options(), **prefix, **options)
 
 
@@ -85,7 +85,7 @@ def _is_http(location: StoreLocation) -> bool:
     return named.startswith("http://")
 
 
-def _google() -> dict[str, Any]:
+def _read_google_options() -> dict[str, Any]:
     """Return options for STORAGE_EMULATOR_HOST, by which Google's clients find an emulator."""
     emulator = os.environ.get("STORAGE_EMULATOR_HOST")
     if not emulator:

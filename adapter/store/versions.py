@@ -11,7 +11,7 @@ from hashlib import sha256
 from adapter.errors import AdapterError, ArtifactNotFound, StoreUnavailable
 from adapter.packages.contents import MAX_ENTRIES
 from adapter.packages.unpack import disk_bytes
-from adapter.store.ports import Store, StoredFile, failed
+from adapter.store.ports import Store, StoredFile, describe_failure
 from adapter.store.refusals import OF_KEYS, Refusals
 
 log = logging.getLogger(__name__)
@@ -114,7 +114,7 @@ class StoreVersions:
 
     async def list_folder(self, path: str) -> Version:
         """Return what the store has below a folder now."""
-        return _version_of_folder(path, await self.store.below(path, MAX_ENTRIES + 1))
+        return _version_of_folder(path, await self.store.list_below(path, MAX_ENTRIES + 1))
 
     async def find_archive(self, path: str) -> str | None:
         """Return the key that is `path` with the suffix of an archive; None if there is none."""
@@ -137,10 +137,12 @@ class StoreVersions:
         file = await self.store.stat(path)
         if file is not None:
             return Version(path, file.etag, (file,), is_folder=False)
-        return _version_of_folder(path, await self.store.below(path, limit))
+        return _version_of_folder(path, await self.store.list_below(path, limit))
 
     def _make_absent(self, path: str, hint: str = "") -> ArtifactNotFound:
-        return ArtifactNotFound(failed(self.store.location, path, f"there is no such key{hint}"))
+        return ArtifactNotFound(
+            describe_failure(self.store.location, path, f"there is no such key{hint}")
+        )
 
     async def _hint_at_archive(self, path: str) -> str:
         """Return the archive that may be meant, to be added to an error; empty if there is none.

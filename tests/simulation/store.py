@@ -93,7 +93,7 @@ class SimStore:
             return None
         return self._files(path).get(path)
 
-    async def below(self, path: str, limit: int) -> list[StoredFile]:
+    async def list_below(self, path: str, limit: int) -> list[StoredFile]:
         if await self._act("below", path) == "lacks":
             return []
         return [file for key, file in self._files(path).items() if key != path][:limit]

@@ -47,7 +47,7 @@ async def test_fetch_cancelled_while_published_leaves_nothing(
 
 
 @pytest.mark.parametrize(
-    ("holder", "name"), [(fetch, "_open_new"), (FolderStore, "_open")], ids=["cache", "store"]
+    ("holder", "name"), [(fetch, "_open_new"), (FolderStore, "_open_file")], ids=["cache", "store"]
 )
 async def test_fetch_cancelled_as_files_open_closes_them(
     folder: Path,

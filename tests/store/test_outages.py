@@ -64,7 +64,7 @@ class MemoryStore:
         self._refuse_if_away()
         return self._file(path) if path in self._objects else None
 
-    async def below(self, path: str, limit: int) -> list[StoredFile]:
+    async def list_below(self, path: str, limit: int) -> list[StoredFile]:
         self._refuse_if_away()
         return [self._file(each) for each in self._objects if each.startswith(f"{path}/")][:limit]
 
