@@ -204,8 +204,10 @@ def _show(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
 
 
 def _print_model(http: Target | None, model: Model, *, as_json: bool) -> None:
-    metadata = _read_metadata(http, model)
-    example = _format_call(http, model, metadata)
+    metadata = _ask_about_model(http, model)
+    config = _ask_about_model(http, model, "/config") or {}
+    is_decoupled = config.get("model_transaction_policy", {}).get("decoupled", False)
+    example = _format_call(http, model, metadata, is_decoupled=is_decoupled)
     if as_json:
         print(json.dumps({**model, "metadata": metadata, "example": example}))
         return
@@ -225,17 +227,21 @@ def _find_http(args: argparse.Namespace, environ: Mapping[str, str]) -> Target |
         return None
 
 
-def _read_metadata(http: Target | None, model: Model) -> dict[str, Any] | None:
-    """Return inputs and outputs of a model that is loaded; None where they cannot be read."""
+def _ask_about_model(
+    http: Target | None, model: Model, below_model: str = ""
+) -> dict[str, Any] | None:
+    """Return V2's metadata of a loaded model, or what else V2 has below its name; None where it
+    cannot be read.
+    """
     if http is None or model["state"] != "READY":
         return None
-    path = f"/v2/models/{quote(model['loaded_as'][0], safe='')}"
+    path = f"/v2/models/{quote(model['loaded_as'][0], safe='')}{below_model}"
     try:
         answer = ask(http, "GET", path, timeout_seconds=_SECONDS)
     except Unreachable:
         return None
-    metadata = answer.json() if answer.is_ok else None
-    return metadata if isinstance(metadata, dict) else None
+    facts = answer.json() if answer.is_ok else None
+    return facts if isinstance(facts, dict) else None
 
 
 def _list_facts(model: Model) -> list[list[str]]:
@@ -274,7 +280,9 @@ def _list_tensors(metadata: Model | None) -> list[list[str]]:
     ]
 
 
-def _format_call(http: Target | None, model: Model, metadata: Model | None) -> str:
+def _format_call(
+    http: Target | None, model: Model, metadata: Model | None, *, is_decoupled: bool
+) -> str:
     """Return a line for a shell that calls the model."""
     call = model["call"]
     where = ["http://HOST:8080"]
@@ -284,17 +292,21 @@ def _format_call(http: Target | None, model: Model, metadata: Model | None) -> s
             where = ["--unix-socket", http.socket_path, "http://localhost"]
     *options, base = where
     if call["operation"] == "infer":
-        url = f"{base}/v2/models/{quote(call['model'], safe='')}/infer"
+        operation = "generate_stream" if is_decoupled else "infer"
+        url = f"{base}/v2/models/{quote(call['model'], safe='')}/{operation}"
     else:
-        url = f"{base}/endpoints/{call['endpoint']}/invocations"
+        operation = "invocations-response-stream" if is_decoupled else "invocations"
+        url = f"{base}/endpoints/{call['endpoint']}/{operation}"
         options += ["-H", f"X-Amzn-SageMaker-Target-Model: {call['model']}"]
-    body = _make_body(metadata)
+    body = _make_body(metadata, is_generate=operation == "generate_stream")
     words = ["curl", *options, url, "--data", "@REQUEST.json" if body is None else body]
     return " ".join(map(shlex.quote, words))
 
 
-def _make_body(metadata: Model | None) -> str | None:
-    """Return a request of zeros; None if inputs are not known, or are large."""
+def _make_body(metadata: Model | None, *, is_generate: bool) -> str | None:
+    """Return a request of zeros, for infer or as generate takes it; None if inputs are not known,
+    or are large.
+    """
     if metadata is None:
         return None
     inputs = []
@@ -308,6 +320,8 @@ def _make_body(metadata: Model | None) -> str | None:
         data = [_NUMBERS.get(tensor["datatype"], 0)] * count
         fields = {"name": tensor["name"], "shape": shape, "datatype": tensor["datatype"]}
         inputs.append({**fields, "data": data})
+    if is_generate:
+        return json.dumps({field["name"]: field["data"] for field in inputs})
     return json.dumps({"inputs": inputs})
 
 

@@ -130,13 +130,6 @@ def test_http_listener_is_not_taken_for_admin(command, adapter, argv):
     assert f"http://{adapter.http} is not the listener `admin` of an adapter" in err
 
 
-def test_list_without_store_names_the_setting(command):
-    code, _, err = command("list")
-    assert code == 1
-    assert "set model_store or endpoints" in err
-    assert "is not the listener" not in err
-
-
 def test_wrong_listener_is_recognized(command, adapter):
     code, _, err = command("unload", "m", f"--url=http://{adapter.admin}")
     assert code == 1

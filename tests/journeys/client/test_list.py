@@ -11,6 +11,7 @@ import pytest
 from tritonclient.grpc import service_pb2 as pb
 
 from tests.buckets import Bucket, s3_server
+from tests.grpc_calls import write_decoupled_model
 from tests.journeys.client.terminal import run
 from tests.journeys.endpoint.folder_store import Store
 from tests.running import COMPLETE, Client, RunningAdapter, embedded_adapter
@@ -248,12 +249,30 @@ def test_line_of_show_calls_a_model_that_left(tmp_path):
     assert json.loads(called.stdout)["outputs"]
 
 
+@pytest.mark.parametrize("flags", [(), ("--on-demand",)])
+def test_line_of_show_calls_decoupled_model(tmp_path, flags):
+    write_decoupled_model(tmp_path / "store" / "m", answer="send(values); send(2 * values)")
+    store = (f"--model-store={tmp_path / 'store'}", f"--cache-dir={tmp_path / 'cache'}")
+    with embedded_adapter(*store, *flags, COMPLETE) as adapter:
+        environ = {"ADAPTER_ADMIN": adapter.admin, "ADAPTER_HTTP": adapter.http}
+        with adapter.client() as client:
+            client.call_endpoint("m")
+        example = json.loads(run("show", "m", "--json", environ=environ).stdout)["example"]
+
+        called = subprocess.run(
+            [*shlex.split(example), "--silent", "--fail"], capture_output=True, check=True
+        )
+
+    assert called.stdout.count(b"OUT") == 2
+
+
 def test_list_without_a_store_is_refused(tmp_path):
     package = write_python_model(tmp_path / "m")
     with embedded_adapter(f"--model-roots={tmp_path}", COMPLETE) as adapter:
         environ = {"ADAPTER_ADMIN": adapter.admin, "ADAPTER_HTTP": adapter.http}
         listed = run("list", environ=environ)
         assert (listed.returncode, b"model_store" in listed.stderr) == (1, True)
+        assert b"is not the listener" not in listed.stderr
         with adapter.client() as client:
             client.load("m", package)
         shown = run("show", "m", environ=environ)
