@@ -81,7 +81,7 @@ class StoreVersions:
     def _report_silence(self) -> None:
         """Note that the store does not answer a check, which continues."""
         reason = f"it has not answered within {_SILENT_SECONDS:g} s"
-        self._report(StoreUnavailable(failed(self.store.location, "", reason)))
+        self._report(StoreUnavailable(describe_failure(self.store.location, "", reason)))
 
     def _report(self, error: AdapterError) -> None:
         """Note that the store cannot be used, and log why unless that was noted before."""
