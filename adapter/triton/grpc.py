@@ -307,6 +307,7 @@ class GrpcStream:
             async for message in self._call:
                 self._answers.put(message)
                 self._news.set()
+                del message  # whoever takes it is to be the last to keep it
         except grpc.aio.AioRpcError as error:
             self._failure = error.with_traceback(None)
         except BaseException as error:  # the channel was closed
@@ -398,6 +399,9 @@ class _Inferences:
                     yield _streamed(await call)
                 except grpc.aio.AioRpcError as error:
                     yield self._refusal(error, request_id)
+                if self._last is call:
+                    self._last = None
+                del found, call  # a call keeps its answer
         finally:
             self._is_over = True
             if self._calls.full():

@@ -243,6 +243,7 @@ class _ClientStream:
             stream.opened.set()
             async for message in stream.upstream.messages():
                 await self._forward_answer(message, stream)
+                del message  # nothing of it stays while Triton sends nothing
         if not stream.is_ending:
             text = "the connection to Triton broke: it ended a stream"
             raise BackendUnavailable(text, model_id=stream.record.id, delivered=True)
