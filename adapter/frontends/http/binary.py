@@ -53,8 +53,34 @@ def content_type(json_header_size: int | None) -> str:
     return f"{MEDIA_TYPE};{_PARAMETER}={json_header_size}"
 
 
+class Begin:
+    """Gathers the begin of an answer, to the name of the model in it: with infer behind the id of
+    the request, with generate behind the outputs.
+    """
+
+    def __init__(self, triton_name: str) -> None:
+        self.has_name = False
+        self._name = _write_name(triton_name)
+        self._pieces: list[bytes] = []
+        self._edge = b""  # the end of what was searched, in which the name may begin
+
+    def add(self, piece: bytes) -> None:
+        """Add the next piece of the answer."""
+        self._pieces.append(piece)
+        searched = self._edge + piece
+        self.has_name = self.has_name or self._name in searched
+        self._edge = searched[-len(self._name) :]
+
+    def join(self) -> bytes:
+        """Return what was gathered."""
+        return b"".join(self._pieces)
+
+
 def put_name_back(
-    body: bytes, json_header_size: int | None, triton_name: str, model_id: str
+    body: bytes,  # of an answer, or the begin of it that has the name
+    json_header_size: int | None,
+    triton_name: str,
+    model_id: str,
 ) -> tuple[bytes, int | None]:
     """Return the body of Triton's answer with the caller's name of the model in place of Triton's,
     and the new length of its JSON part.
@@ -62,8 +88,14 @@ def put_name_back(
     Within a JSON string the quotes would be escaped, so that only the member itself is found.
     """
     size = len(body) if json_header_size is None else json_header_size
-    header = body[:size].replace(
-        f'"model_name":"{triton_name}"'.encode(), f'"model_name":{json.dumps(model_id)}'.encode(), 1
-    )
-    changed = None if json_header_size is None else len(header)
-    return header + body[size:], changed
+    named = f'"model_name":{json.dumps(model_id)}'.encode()
+    header = body[:size].replace(_write_name(triton_name), named, 1)
+    changed = header + body[size:]
+    if json_header_size is None:
+        return changed, None
+    return changed, json_header_size + len(changed) - len(body)
+
+
+def _write_name(triton_name: str) -> bytes:
+    """Return the member of an answer that has the model's name."""
+    return f'"model_name":"{triton_name}"'.encode()

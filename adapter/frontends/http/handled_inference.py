@@ -293,17 +293,16 @@ class HandledInference:
         record = self._record
         size = answer.json_header_bytes
         length = answer.content_length
+        pieces = answer.chunks()
         body: bytes | None = None
         if record.is_renamed and self._is_stream:
-            events = iterate_events(answer.chunks(), record)
+            events = iterate_events(pieces, record)
             await self._write_pieces(passed_on(answer.headers), None, events)
             return None
         if record.is_renamed:
-            body, size = binary.put_name_back(
-                await answer.read(), size, record.name, record.asked_for
-            )
-        elif is_one or (length is not None and length <= _WHOLE_BYTES):
-            body = await answer.read()
+            pieces, size, length = await _rename(pieces, size, length, record)
+        if is_one or (length is not None and length <= _WHOLE_BYTES):
+            body = b"".join([piece async for piece in pieces])
         if is_one and body is not None and body.startswith(_SEVERAL_ANSWERS):
             raise InvalidRequest(str(json.loads(body)["error"]))
         if is_binary and size is None:
@@ -312,7 +311,7 @@ class HandledInference:
         if is_v2 and record.is_renamed and size is not None:
             headers[_HEADER_LENGTH] = str(size)
         if body is None:
-            await self._write_pieces(headers, length, answer.chunks())
+            await self._write_pieces(headers, length, pieces)
             return None
         return Answer(body, headers)
 
@@ -374,6 +373,34 @@ def _list_invoke_headers(answer: V2Answer, json_header_size: int | None) -> dict
     if "Content-Encoding" in answer.headers:
         headers["Content-Encoding"] = answer.headers["Content-Encoding"]
     return headers
+
+
+async def _rename(
+    pieces: AsyncIterator[bytes],
+    size: int | None,  # of the JSON in front of raw tensors
+    length: int | None,
+    record: ModelRecord,
+) -> tuple[AsyncIterator[bytes], int | None, int | None]:
+    """Put the client's name of the model into an answer; return the pieces, the size and the length
+    that the answer has then.
+    """
+    gathered = binary.Begin(record.name)
+    async for piece in pieces:
+        gathered.add(piece)
+        if gathered.has_name:
+            break
+    begin = gathered.join()
+    named, size = binary.put_name_back(begin, size, record.name, record.asked_for)
+    if length is not None:
+        length += len(named) - len(begin)
+    return _prepend(named, pieces), size, length
+
+
+async def _prepend(begin: bytes, pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """Yield the begin of an answer, and then the rest of its pieces."""
+    yield begin
+    async for piece in pieces:
+        yield piece
 
 
 async def iterate_events(chunks: AsyncIterator[bytes], record: ModelRecord) -> AsyncIterator[bytes]:

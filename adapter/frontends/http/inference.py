@@ -336,34 +336,41 @@ class Inference:
         exchange = self._exchange
         upstream = exchange.upstream
         assert upstream is not None  # noqa: S101 - Triton has just answered
-        if not record.is_renamed:
-            await self._stream_answer(upstream)
-            return
-        body = exchange.answer
-        if body is None:
-            body = await self._gather_answer()
-        headers, body = self._rename(upstream.headers, body, record)
-        head = self._begin_answer(headers, len(body))
-        self._request.status = _OK
-        self._connection.transport.writelines((head, body))
+        headers = upstream.headers
+        length = upstream.length
+        if record.is_renamed:
+            begin = exchange.answer or await self._gather_begin(record)
+            headers, named = self._rename(headers, begin, record)
+            if length is not None:
+                length += len(named) - len(begin)
+            if named:
+                exchange.pieces.insert(0, named)
+        await self._stream_answer(upstream, headers, length)
 
-    async def _gather_answer(self) -> bytes:
-        """Wait for the whole answer; return its body. Raises the error of an answer that fails."""
+    async def _gather_begin(self, record: ModelRecord) -> bytes:
+        """Wait for the begin of the answer, which has the model's name; return it. Raises the error
+        of an answer that fails.
+        """
         exchange = self._exchange
-        while not exchange.has_ended:
+        begin = binary.Begin(record.name)
+        while True:
+            for piece in exchange.take_pieces():
+                begin.add(piece)
+            if exchange.has_ended or begin.has_name:
+                return begin.join()
             if exchange.error is not None:
                 raise exchange.error
             await wait_for_news()
-        return b"".join(exchange.take_pieces())
 
-    async def _stream_answer(self, upstream: Upstream) -> None:
+    async def _stream_answer(
+        self, upstream: Upstream, headers: RawHeaders, length: int | None
+    ) -> None:
         """Pass the answer on as it comes, and no faster than the client takes it."""
         connection = self._connection
         exchange = self._exchange
         request = self._request
-        length = upstream.length
         is_chunked = length is None and not request.head.is_http_1_0
-        head = self._begin_answer(upstream.headers, length)
+        head = self._begin_answer(headers, length)
         answer = StreamedAnswer(connection, head, length, is_chunked=is_chunked)
         self._answer = answer
         while True:
@@ -388,7 +395,7 @@ class Inference:
 
     @staticmethod
     def _rename(headers: RawHeaders, body: bytes, record: ModelRecord) -> tuple[RawHeaders, bytes]:
-        """Put the caller's name of the model back."""
+        """Put the caller's name of the model back into the headers and the begin of an answer."""
         sizes = [int(value) for name, value in headers if name.lower() == _HEADER_LENGTH]
         size = sizes[0] if sizes else None
         body, size = binary.put_name_back(body, size, record.name, record.asked_for)

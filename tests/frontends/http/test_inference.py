@@ -23,6 +23,8 @@ V2 = "/v2/models/m/infer"
 CHUNKED = "Transfer-Encoding: chunked"
 BODY = b'{"inputs":[]}'
 ANSWER = b'{"model_name":"m","outputs":[]}'
+# A field that comes twice: an inference whose head has it is answered by a handler.
+HANDLED_FIELDS = ("X-A: 1", "X-A: 2")
 CSV = ContentTypes(
     ("text/csv",),
     options=frozenset(),
@@ -174,6 +176,35 @@ async def test_renamed_model_is_answered_under_its_name(listener):
     (asked,) = listener.upstream.requests
     assert asked.head.startswith(b"POST /v2/models/other/infer HTTP/1.1\r\n")
     assert b"accept-encoding" not in asked.head.lower()
+    record.name = "m"
+
+
+@pytest.mark.parametrize("fields", [(), HANDLED_FIELDS], ids=["planned", "handled"])
+async def test_renamed_answer_waits_for_its_caller(listener, fields):
+    """Otherwise a few callers who read slowly fill the memory of the adapter."""
+    text = b'{"model_name":"%b","outputs":[]}'
+    sent = []
+
+    async def answer_at_length(talk: Talk) -> None:
+        begin = text % b"other"
+        lengths = (len(begin), len(begin) + 64 * MIB)
+        fields = b"Inference-Header-Content-Length: %d\r\nContent-Length: %d\r\n\r\n" % lengths
+        await talk.say(b"HTTP/1.1 200 OK\r\n" + fields + begin)
+        for _ in range(64):
+            await talk.say(bytes(MIB))
+            sent.append(MIB)
+
+    listener.upstream.script = answer_at_length
+    record = listener.fakes.control.registry.get(ModelId("m"))
+    record.name = "other"
+    caller = await listener.connect()
+    await caller.send(request(V2, BODY, *fields))
+    await asyncio.sleep(0.5)
+    assert len(sent) < 32
+    found = await caller.answer()
+    named = text % b"m"
+    assert found.headers["inference-header-content-length"] == str(len(named))
+    assert found.body == named + bytes(64 * MIB)
     record.name = "m"
 
 

@@ -184,6 +184,20 @@ async def test_event_in_two_pieces_is_renamed(listener, caller):
     assert begun.endswith(b'\ndata: {"x":2,"model_name":"a/b"}\n\ndata: cut off')
 
 
+async def test_name_behind_long_outputs_is_renamed(listener, caller):
+    """The answer of generate begins with the outputs."""
+    text = b'{"OUT":"%b","model_name":"%b"}'
+
+    async def script(talk: Talk) -> None:
+        body = text % (bytes(2 * MIB), b"ta.u.a_2fb")
+        await talk.say(OK + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+
+    listener.upstream.script = script
+    await listener.fakes.load("a/b")
+    found = await caller.ask(request("/v2/models/a%2Fb/generate"))
+    assert found.body == text % (bytes(2 * MIB), b"a/b")
+
+
 async def test_http_1_0_learns_end_of_events_by_close(listener, caller):
     """Nothing else ends a body of unknown length, so the connection is not kept."""
 
