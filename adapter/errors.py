@@ -185,7 +185,7 @@ class TooManyConnections(AdapterError):
 
 
 class TooManyWaiting(AdapterError):
-    """Refuses a call because too many callers wait for models."""
+    """Refuses a call because too many callers wait for models, or for room for their bytes."""
 
     def __init__(
         self,
@@ -193,24 +193,15 @@ class TooManyWaiting(AdapterError):
         *,
         model_id: str | None = None,
         retry_after_ms: int = 1000,  # when the caller had better come again
+        has_begun: bool = False,  # Triton may have requests of the call
     ) -> None:
         super().__init__(message, model_id=model_id)
         self.retry_after_ms = retry_after_ms
+        self.has_begun = has_begun
 
 
 class TooManyStreams(TooManyWaiting):
-    """Refuses a stream, or ends an open one, of which Triton may have requests: `has_begun`."""
-
-    def __init__(
-        self,
-        message: str,
-        *,
-        model_id: str | None = None,
-        retry_after_ms: int = 1000,
-        has_begun: bool = False,
-    ) -> None:
-        super().__init__(message, model_id=model_id, retry_after_ms=retry_after_ms)
-        self.has_begun = has_begun
+    """Refuses a stream, or ends an open one."""
 
 
 class NoRoom(AdapterError):
@@ -422,7 +413,7 @@ def was_not_started(error: AdapterError) -> bool:
     """
     if isinstance(error, BackendUnavailable):
         return not error.delivered
-    if isinstance(error, TooManyStreams):
+    if isinstance(error, TooManyWaiting):
         return not error.has_begun
     return isinstance(error, _NOT_STARTED)
 
@@ -451,7 +442,7 @@ def drop_tracebacks(error: BaseException) -> None:
 
 
 _REFUSED = (CallerError, InsufficientMemory, TooManyWaiting)
-_NOT_STARTED = (NotStarted, NoRoom, StoreUnavailable, TooManyConnections, TooManyWaiting)
+_NOT_STARTED = (NotStarted, NoRoom, StoreUnavailable, TooManyConnections)
 
 
 class InvalidSettings(Exception):

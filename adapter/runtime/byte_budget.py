@@ -263,7 +263,8 @@ class ByteBudget:
         if self.held + size > self.limit:
             raise TooManyWaiting(
                 f"there is no room for an answer of {size} bytes: {self.held} of {self.limit} "
-                "bytes are in memory for all callers; ask for less at a time, or try again later"
+                "bytes are in memory for all callers; ask for less at a time, or try again later",
+                has_begun=True,
             )
         self.count(size)
         try:

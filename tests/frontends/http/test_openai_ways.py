@@ -243,6 +243,8 @@ async def test_unread_vectors_count_until_they_are_taken(fields: tuple[str, ...]
         await until(lambda: listener.budget.held > len(vectors) and not listener.in_flight())
         refused = await other.ask(many)
         assert (refused.status, refused.json()["error"]["code"]) == (429, "TooManyWaiting")
+        # another machine would have the model compute once more
+        assert "x-triton-adapter-not-started" not in refused.headers
         assert len((await reader.answer()).json()["data"]) == 2048
         assert (await other.ask(many)).status == 200
         await until(lambda: not listener.budget.held)
