@@ -181,7 +181,8 @@ ANSWERS: Mapping[type[BaseException], Answer] = {
         503,
         "TooManyWaiting",
         _Rpc.RESOURCE_EXHAUSTED,
-        "256 callers wait for models that are being fetched, 32 for one, or no room for a body",
+        "256 callers wait for models that are being fetched, 32 for one, or no room for a body or"
+        " an answer",
         "try again in a while",
         _LATER,
     ),

@@ -1,6 +1,7 @@
 """Serves inference.GRPCInferenceService: forwards bytes to Triton; loads through control."""
 
 from collections.abc import Callable, Collection, Mapping
+from contextlib import ExitStack
 from dataclasses import asdict
 from functools import partial
 from typing import Any
@@ -39,6 +40,7 @@ from adapter.frontends.grpc.streams import Streams
 from adapter.frontends.repository import Repository, find_ensemble
 from adapter.relay.protobuf import SHORT_BYTES, has_no_outputs
 from adapter.runtime.byte_budget import ByteBudget
+from adapter.runtime.open_streams import STREAM_BYTES
 
 SERVICE = "inference.GRPCInferenceService"
 _MAX_PARAMETERS = 10_000
@@ -83,6 +85,7 @@ class V2Service:
         self._wait_for_lease = on_demand or models.wait_for_lease
         self._loads_on_demand = on_demand is not None
         self._dataplane = dataplane
+        self._budget = budget
         self._is_live = is_live
         self._is_ready = is_ready
         self._load_wait_seconds = load_wait_seconds
@@ -202,7 +205,18 @@ class V2Service:
             answer = await self._forward_judged(call, lease, message)
             if len(answer) < SHORT_BYTES and has_no_outputs(answer):
                 lease.note_missing_outputs()
+            self._hold_answer(call, len(answer))
             return named_for_caller(answer, record, _NAME_IN_ANSWER[call.method])
+
+    def _hold_answer(self, call: GrpcCall, size: int) -> None:
+        """Count a large answer in the budget until its client has taken it: gRPC has all of it in
+        memory. Raises TooManyWaiting without room for it.
+        """
+        if size > STREAM_BYTES:
+            held = ExitStack()
+            held.enter_context(self._budget.hold_answer(size))
+            release: Any = partial(_release, held)  # grpc's stubs have a class for it
+            call.context.add_done_callback(release)
 
     async def _describe(self, call: GrpcCall) -> bytes:
         """Return what Triton says of a model, or of a step of an ensemble."""
@@ -269,6 +283,11 @@ class V2Service:
         if trailing := forwarded(answer.trailing_metadata):
             call.context.set_trailing_metadata(trailing)
         return answer.message
+
+
+def _release(held: ExitStack, _: object) -> None:
+    """Stop counting an answer, as its call has ended."""
+    held.close()
 
 
 async def _refuse_passthrough(item: str, call: GrpcCall) -> bytes:

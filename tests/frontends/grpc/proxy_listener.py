@@ -162,6 +162,7 @@ async def proxy_before(
     dataplane.connect(f"127.0.0.1:{port}")
     limits = limits or MessageLimits(max_message_bytes, max_message_bytes)
     inner = grpc.aio.server(options=[(name, max_message_bytes) for name, _ in NO_LIMITS])
+    budget = ByteBudget(max_inflight_bytes)
     service = V2Service(
         fakes.control,
         fakes.control_state.triton,
@@ -172,7 +173,7 @@ async def proxy_before(
         is_ready=lambda: True,
         load_wait_seconds=5,
         passthrough=(),
-        budget=ByteBudget(2**30),
+        budget=budget,
     )
     calls = GrpcCalls(fakes.metrics, Access("grpc"), limits)
     inner.add_generic_rpc_handlers([service.service(calls)])
@@ -192,7 +193,7 @@ async def proxy_before(
         connect_to(lambda: f"unix:{folder}/s"),
         timeout_seconds=timeout_seconds,
         max_message_bytes=max_message_bytes,
-        budget=ByteBudget(max_inflight_bytes),
+        budget=budget,
         on_shed=proxy.shed.append,
     )
     proxy.server = RelayListener(context)

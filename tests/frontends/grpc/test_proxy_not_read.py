@@ -4,7 +4,9 @@ import asyncio
 from contextlib import AsyncExitStack
 
 import pytest
+from tritonclient.grpc import service_pb2 as pb
 
+from adapter.core.calls import RPC_NOT_STARTED
 from adapter.relay import frames
 from adapter.relay.flow_control import STREAM_WINDOW
 from tests.fakes.http2_triton import pour
@@ -13,8 +15,10 @@ from tests.frontends.grpc.proxy_listener import (
     Wire,
     big_request,
     frame,
+    limited,
     prefixed,
     request,
+    status,
     until,
     wire_to,
 )
@@ -75,6 +79,28 @@ async def test_stalled_caller_makes_us_hold_no_more(proxy, upstream, wire):
     await wire.data(1, 32 * MIB)
     await wire.until(frames.HEADERS, 1)
     await pouring
+
+
+@limited(max_inflight_bytes=64 * MIB)
+async def test_unread_answers_of_renamed_models_are_bounded(proxy, wire):
+    """The fallback server has each of them whole until its caller takes it."""
+
+    async def answer_at_length(*_: object) -> bytes:
+        return pb.ModelInferResponse(raw_output_contents=[bytes(20 * MIB)]).SerializeToString()
+
+    proxy.answer_with(answer_at_length)
+    for stream_id in (1, 3, 5):
+        wire.send(request(stream_id, "team/a"))
+        await wire.until(frames.HEADERS, stream_id)
+    assert 60 * MIB < proxy.budget.held <= 64 * MIB
+    wire.send(request(7, "team/a"))
+    _, _, end = await wire.until(frames.HEADERS, 7)
+    assert status(end) == "RESOURCE_EXHAUSTED"
+    assert RPC_NOT_STARTED.encode() not in end
+    wire.widen()
+    for _ in range(3):
+        await wire.until(frames.HEADERS)
+    await until(lambda: not proxy.budget.held)
 
 
 @pytest.mark.slow
