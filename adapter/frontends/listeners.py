@@ -176,6 +176,7 @@ class Listeners:
         self._max_message_bytes = max_message_bytes
         self._grace_seconds = grace_seconds
         self._probes: list[tuple[asyncio.Server, web.AppRunner]] = []
+        self._probe_files: list[sockets.SocketFile] = []  # of unix sockets
         self._http: list[HttpListener] = []
         self._grpc: list[Listener] = []
         self._fallbacks: list[grpc.aio.Server] = []  # each behind a listener
@@ -200,6 +201,7 @@ class Listeners:
             if address.kind == "unix":
                 loop = asyncio.get_running_loop()
                 server = await loop.create_unix_server(accept, address.path, backlog=_BACKLOG)
+                self._probe_files.append(sockets.SocketFile(address.path))
             else:
                 server = await sockets.listen(accept, *address.host_port, _BACKLOG)
         self._probes.append((server, runner))
@@ -263,6 +265,8 @@ class Listeners:
 
     async def close_probes(self) -> None:
         """Close the listeners of operators, which answer until the end of a stop."""
+        for file in self._probe_files:
+            file.remove()
         for server, _ in self._probes:
             server.close()
         await asyncio.gather(*(runner.cleanup() for _, runner in self._probes))

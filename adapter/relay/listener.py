@@ -4,7 +4,6 @@ import asyncio
 import logging
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 from typing import NoReturn, cast
 
 from adapter.relay.policy import Connect, RelayContext
@@ -31,16 +30,16 @@ class RelayListener:
         self._forgetting: asyncio.Task[NoReturn] | None = None
         self._ticks = 0
         self._is_closing = False
-        self._path: str | None = None
+        self._file: sockets.SocketFile | None = None  # of a unix socket
         self._sessions: set[RelaySession] = set()
 
     async def listen(self, host: str, port: int, path: str | None) -> int:
         """Listen; return the port, 0 for a unix socket. Raises OSError if the address is taken."""
         loop = asyncio.get_running_loop()
-        self._path = path
         self._is_closing = False
         if path is not None:
             self._server = await loop.create_unix_server(self._accept, path, backlog=_BACKLOG)
+            self._file = sockets.SocketFile(path)
         else:
             self._server = await sockets.listen(self._accept, host, port, _BACKLOG)
         self._ticking = background.begin(
@@ -92,7 +91,7 @@ class RelayListener:
         """Shut the present connections down gracefully, so that their clients connect anew, and go
         on accepting new ones. A unix socket leads to no other server: its connections stay.
         """
-        if self._path is None:
+        if self._file is None:
             for session in self._sessions:
                 session.shut_down()
 
@@ -109,9 +108,9 @@ class RelayListener:
         if self._server is None or self._ticking is None or self._forgetting is None:
             return
         self._is_closing = True
+        if self._file is not None:
+            await REPOSITORY.run(self._file.remove)
         self._server.close()
-        if self._path is not None:
-            await REPOSITORY.run(Path(self._path).unlink, missing_ok=True)
         for session in self._sessions:
             session.shut_down()
         with suppress(TimeoutError):

@@ -6,12 +6,33 @@
 import asyncio
 import socket
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 from typing import TypeAlias
 
 EVERY_ADDRESS = "::"
 _EVERY_IPV4_ADDRESS = "0.0.0.0"  # noqa: S104 - what `::` means where there is no IPv6
 
 ProtocolFactory: TypeAlias = Callable[[], asyncio.BaseProtocol]
+
+
+class SocketFile:
+    """The file of a unix socket, which its listener removes when it stops.
+
+    A successor may listen at the same path by then: its file stays.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = Path(path)
+        self._inode = self._path.stat().st_ino
+
+    def remove(self) -> None:
+        """Remove the file, unless another has taken its place. To be called while the socket is
+        open, as no other file can get its inode until then.
+        """
+        with suppress(FileNotFoundError):
+            if self._path.stat().st_ino == self._inode:
+                self._path.unlink()
 
 
 def available(host: str) -> str:

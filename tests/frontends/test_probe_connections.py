@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 from aiohttp import web
@@ -130,6 +131,15 @@ async def test_connections_that_clients_end_count_no_more() -> None:
         for _ in range(MOST_PROBES - 1):
             assert await is_answered(await probes.connect(), b"quick")
         assert await is_answered(first, b"quick")
+
+
+async def test_stop_removes_the_socket_of_operators(tmp_path: Path) -> None:
+    path = tmp_path / "admin.sock"
+    listeners = Listeners(0.1, 2**20)
+    await listeners.open_probes("admin", parse_address(f"unix:{path}"), web.Application())
+    assert path.is_socket()
+    await listeners.close_probes()
+    assert not path.exists()
 
 
 async def test_close_does_not_wait_for_grace_again() -> None:

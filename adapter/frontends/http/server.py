@@ -165,6 +165,7 @@ class HttpServer:
         self._connections = Connections() if connections is None else connections
         self._all_lost: asyncio.Future[None] | None = None
         self._server: asyncio.Server
+        self._file: sockets.SocketFile | None = None  # of a unix socket
         self._checking: asyncio.Task[NoReturn]
 
     async def open(self, address: Address) -> int:
@@ -174,6 +175,7 @@ class HttpServer:
             self._server = await loop.create_unix_server(
                 self._create_protocol, address.path, backlog=_BACKLOG
             )
+            self._file = sockets.SocketFile(address.path)
         else:
             self._server = await sockets.listen(self._create_protocol, *address.host_port, _BACKLOG)
         self._checking = background.begin(
@@ -184,6 +186,8 @@ class HttpServer:
 
     async def close(self, grace_seconds: float) -> None:
         """Accept nothing new; requests in hand have their time to be answered."""
+        if self._file is not None:
+            self._file.remove()
         self._server.close()
         self._stop_keeping_connections()
         for connection in self._connections:

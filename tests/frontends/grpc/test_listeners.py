@@ -104,6 +104,16 @@ async def test_abandoned_socket_is_taken_over(listeners, proxy, folder):
     assert list(folder.iterdir()) == []
 
 
+async def test_stop_leaves_the_socket_of_a_successor(listeners, proxy, folder):
+    """A new pod may listen at the path of a host before the old one has stopped."""
+    path = folder / "a.sock"
+    await listeners.open_grpc("grpc", parse_address(f"unix:{path}"), [Waiting().handler], proxy)
+    successor = await asyncio.start_unix_server(lambda *_: None, path)
+    await listeners.close()
+    assert path.is_socket()
+    successor.close()
+
+
 @pytest.mark.triton
 async def test_triton_reports_version_and_instance_counts(adapter, client, package):
     config = CONFIG + "instance_group [{ count: 2 kind: KIND_CPU }]\n"

@@ -103,6 +103,13 @@ async def test_what_waits_is_bounded(listener, caller, path):
     listener.gate.set()
 
 
+async def test_stop_removes_the_unix_socket(tmp_path):
+    path = tmp_path / "socket"
+    async with opened(where=f"unix:{path}"):
+        assert path.is_socket()
+    assert not path.exists()
+
+
 async def test_what_waits_does_not_grow_with_each_answer(tmp_path):
     async with opened(where=f"unix:{tmp_path / 'socket'}") as listener:
         caller = await listener.connect()
