@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
+from http import HTTPStatus
 from itertools import chain
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -87,6 +88,32 @@ class _Beginnings(grpc.GenericRpcHandler):
             self.listener.fallback_began()
 
 
+class _ProbeProtocol(web.RequestHandler):
+    """Serves a connection of an operator as aiohttp does, but refuses what is no HTTP request as
+    the application refuses requests, and without a traceback in the log.
+    """
+
+    __slots__ = ()
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        """Return the answer to a request that cannot be read."""
+        if status != HTTPStatus.BAD_REQUEST or request.writer.output_size:
+            return super().handle_error(request, status, exc, message)
+        response = web.json_response(
+            {"error": "this is not an HTTP request"},
+            status=status,
+            headers={"Server": "triton-adapter"},  # or aiohttp names itself and its version
+        )
+        response.force_close()
+        return response
+
+
 class _ProbeConnection:
     """A connection of an operator. aiohttp's own protocol serves it, and has all other methods of
     an asyncio.Protocol.
@@ -135,7 +162,14 @@ class _ProbeConnections:
         """Return the protocol of a new connection; close another one if there are too many, or the
         new one if each has a request.
         """
-        connection = _ProbeConnection(server(), self._forget)
+        loop = asyncio.get_running_loop()
+        protocol = _ProbeProtocol(
+            server,
+            loop=loop,
+            access_log=None,  # type: ignore[arg-type]  # none is kept
+            auto_decompress=False,  # the application refuses compressed bodies
+        )
+        connection = _ProbeConnection(protocol, self._forget)
         self._open[connection.protocol] = connection
         self._idle[connection.protocol] = None
         if len(self._open) > MOST_PROBES:
@@ -189,12 +223,7 @@ class Listeners:
         address = _available(address)
         connections = _ProbeConnections()
         application.middlewares.insert(0, connections.count_request)
-        runner = web.AppRunner(
-            application,
-            access_log=None,
-            shutdown_timeout=_PROBES_SECONDS,
-            auto_decompress=False,  # the application refuses compressed bodies
-        )
+        runner = web.AppRunner(application, shutdown_timeout=_PROBES_SECONDS)
         await runner.setup()
         accept = partial(connections.accept, cast("web.Server", runner.server))
         with _naming(name, address):

@@ -1,6 +1,7 @@
 """Connections of operators' listeners are bounded, so that they leave descriptors for callers."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -131,6 +132,24 @@ async def test_connections_that_clients_end_count_no_more() -> None:
         for _ in range(MOST_PROBES - 1):
             assert await is_answered(await probes.connect(), b"quick")
         assert await is_answered(first, b"quick")
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [b"garbage\r\n\r\n", b"GET / HTTP/1.1\r\nContent-Length: x\r\n\r\n"],
+    ids=["junk", "length"],
+)
+async def test_misread_request_shows_neither_software_nor_traceback(
+    sent: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with opened() as probes, asyncio.timeout(_SECONDS):
+        reader, writer = await probes.connect()
+        writer.write(sent)
+        head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.0 400 ")
+    assert b"aiohttp" not in head
+    assert json.loads(body) == {"error": "this is not an HTTP request"}
+    assert [record for record in caplog.records if record.exc_info] == []
 
 
 async def test_stop_removes_the_socket_of_operators(tmp_path: Path) -> None:
