@@ -3,12 +3,14 @@
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, suppress
+from threading import Event
 
 import grpc
 import pytest
+from tritonclient.grpc import service_pb2 as pb
 
-from tests.grpc_calls import calls_to, infer_request, write_decoupled_model
-from tests.journeys.memory.models import metric
+from tests.grpc_calls import NO_LIMITS, calls_to, infer_request, write_decoupled_model
+from tests.journeys.memory.models import counted, metric
 from tests.running import COMPLETE, RunningAdapter, embedded_adapter, wait_until
 
 pytestmark = pytest.mark.triton
@@ -19,7 +21,11 @@ _ANSWER = """
             for _ in range(int(values[0])):
                 send(numpy.zeros(2**18, numpy.float32))
 """
+_LARGE = "send(__import__('numpy').zeros(10 * 2**20, 'float32'))"  # 40 MiB
 _CUT = "triton_adapter_streams_cut_total"
+_ENDED = (
+    'triton_adapter_requests_total{code="UNAVAILABLE",frontend="grpc",method="ModelStreamInfer"}'
+)
 _FLAGS = ("--max-inflight-body-bytes=16MiB", COMPLETE)
 
 
@@ -27,17 +33,18 @@ _FLAGS = ("--max-inflight-body-bytes=16MiB", COMPLETE)
 def adapter(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningAdapter]:
     root = tmp_path_factory.mktemp("models")
     write_decoupled_model(root / "m", answer=_ANSWER)
+    write_decoupled_model(root / "large", answer=_LARGE)
     with (
         embedded_adapter(f"--model-roots={root}", *_FLAGS) as adapter,
         closing(adapter.client()) as client,
     ):
-        assert client.load("m", root / "m").status == 200
+        for name in ("m", "large"):
+            assert client.load(name, root / name).status == 200
         yield adapter
 
 
 def in_flight(adapter: RunningAdapter) -> int:
-    (model,) = adapter.state()["models"]
-    return model["in_flight"]
+    return sum(model["in_flight"] for model in adapter.state()["models"])
 
 
 def read_all(caller: socket.socket) -> bytes:
@@ -48,9 +55,34 @@ def read_all(caller: socket.socket) -> bytes:
     return b"".join(pieces)
 
 
+def send_one(end: Event) -> Iterator[pb.ModelInferRequest]:
+    """Yield one request, and keep the stream open until the end."""
+    yield infer_request("large", 1.0)
+    end.wait()
+
+
+def test_stream_cut_amid_its_first_answer_ends(adapter: RunningAdapter) -> None:
+    """The status follows the answer; a caller without one would wait until its deadline."""
+    end = Event()
+    codes = []
+    before = counted(adapter, _ENDED)
+    with ExitStack() as stack:
+        stack.callback(end.set)
+        calls = [stack.enter_context(calls_to(adapter.grpc, NO_LIMITS)) for _ in range(3)]
+        streams = [each.stream(send_one(end), timeout=30) for each in calls]
+        wait_until(lambda: counted(adapter, _ENDED) == before + 2, 20, "all but one are ended")
+        end.set()
+        for stream in streams:
+            with suppress(grpc.RpcError):
+                list(stream)
+            codes.append(stream.code().name)
+    assert sorted(codes) == ["OK", "UNAVAILABLE", "UNAVAILABLE"]
+
+
 def test_unread_streams_are_cut_and_free_their_model(
     adapter: RunningAdapter,
 ) -> None:
+    before = metric(adapter, _CUT)
     with ExitStack() as stack:
         calls = [stack.enter_context(calls_to(adapter.grpc)) for _ in range(3)]
         streams = [each.stream([infer_request("m", 20.0)]) for each in calls]
@@ -58,7 +90,7 @@ def test_unread_streams_are_cut_and_free_their_model(
         for stream in streams:
             with pytest.raises(grpc.RpcError, match=r"reads too slowly|too many of them wait"):
                 list(stream)
-    assert metric(adapter, _CUT) == len(streams)
+    assert metric(adapter, _CUT) == before + len(streams)
 
 
 def test_unread_event_stream_is_broken_off(adapter: RunningAdapter) -> None:

@@ -147,6 +147,7 @@ class _ClientStream:
         self._tasks: set[asyncio.Task[None]] = set()
         self._ended: asyncio.Queue[asyncio.Task[None]] = asyncio.Queue()
         self._writing = asyncio.Lock()  # grpc accepts one write at a time
+        self._has_metadata = False  # the initial metadata was sent to the client
         self._is_cut = False
         self._deadline = inf  # of the write that waits for the client
         self._limit_text = _NOT_READ  # names the limit that the deadline keeps
@@ -306,6 +307,11 @@ class _ClientStream:
             self._limit_text = _NOT_READ
             if self._timer is None:
                 self._timer = self._loop.call_later(_TICK_SECONDS, self._tick)
+            if not self._has_metadata:
+                # With the first message, grpc would send them twice if that write is cancelled and
+                # a status follows: the client would get no status.
+                self._has_metadata = True
+                await self._call.context.send_initial_metadata(())
             await self._call.context.write(message)
             self._deadline = inf
 
