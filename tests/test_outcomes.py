@@ -28,7 +28,9 @@ def run(folder: Path, text: str, *flags: str, **environ: str) -> tuple[int, str]
     plugins = [f"-p{name}" for name in ("tests.outcomes", "pytest_rerunfailures", "xdist")]
     quiet = "-Wignore::pytest.PytestAssertRewriteWarning"  # xdist is there before it is named
     command = [sys.executable, "-m", "pytest", "-q", quiet, *plugins, *flags, "test_it.py"]
-    inherited = {name: value for name, value in os.environ.items() if name != "CI"}
+    # what these runs skip is no news of the run that they are part of
+    left_out = {"CI", "TEST_OUTCOMES"}
+    inherited = {name: value for name, value in os.environ.items() if name not in left_out}
     alone = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONPATH": str(ROOT)}
     env = {**inherited, **alone, **environ}
     done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False)
