@@ -27,10 +27,11 @@ class SocketFile:
         self._inode = self._path.stat().st_ino
 
     def remove(self) -> None:
-        """Remove the file, unless another has taken its place. To be called while the socket is
-        open, as no other file can get its inode until then.
+        """Remove the file, unless another has taken its place. A file that cannot be removed stays:
+        it must not keep a stop from going on. To be called while the socket is open, as no other
+        file can get its inode until then.
         """
-        with suppress(FileNotFoundError):
+        with suppress(OSError):
             if self._path.stat().st_ino == self._inode:
                 self._path.unlink()
 
