@@ -301,10 +301,10 @@ class HandledInference:
             return None
         if record.is_renamed:
             pieces, size, length = await _rename(pieces, size, length, record)
-        if is_one or (length is not None and length <= _WHOLE_BYTES):
+        if is_one:
+            pieces = await _refuse_several(pieces)
+        if length is not None and length <= _WHOLE_BYTES:
             body = b"".join([piece async for piece in pieces])
-        if is_one and body is not None and body.startswith(_SEVERAL_ANSWERS):
-            raise InvalidRequest(str(json.loads(body)["error"]))
         if is_binary and size is None:
             size = length if body is None else len(body)
         headers = passed_on(answer.headers) if is_v2 else _list_invoke_headers(answer, size)
@@ -394,6 +394,21 @@ async def _rename(
     if length is not None:
         length += len(named) - len(begin)
     return _prepend(named, pieces), size, length
+
+
+async def _refuse_several(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """Return the pieces of an answer of generate. Raise InvalidRequest if they say that the model
+    gave several answers, or none.
+    """
+    begin = b""
+    async for piece in pieces:
+        begin += piece
+        if len(begin) >= len(_SEVERAL_ANSWERS):
+            break
+    if begin.startswith(_SEVERAL_ANSWERS):
+        rest = b"".join([piece async for piece in pieces])
+        raise InvalidRequest(str(json.loads(begin + rest)["error"]))
+    return _prepend(begin, pieces)
 
 
 async def _prepend(begin: bytes, pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:

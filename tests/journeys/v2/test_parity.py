@@ -567,3 +567,11 @@ def test_no_error_tells_where_the_models_lie(sides, tmp_path):
         assert words in text
         assert str(sides.root) not in text
         assert str(sides.repository) not in text
+
+
+def test_generate_is_answered_in_pieces(sides):
+    """However long the answer, only its begin is gathered, which may say that it is an error."""
+    for side in sides.rest:
+        reply = side.post("/v2/models/m/generate", {"IN": 1.0})
+        assert reply.status == 200
+        assert reply.headers["Transfer-Encoding"] == "chunked"
